@@ -1,0 +1,56 @@
+"""The progress of a training, for people."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import List
+
+from tqdm import tqdm
+
+from mxtrain.callbacks.base import Callback
+
+_SECONDS_BETWEEN_LINES = 30
+
+
+class Progress(Callback):
+    """A bar per epoch on a terminal, lines now and then elsewhere, and a line per epoch in both. On stderr."""
+
+    def __init__(self, epochs: int, updates_per_epoch: int):
+        self._epochs, self._updates = epochs, updates_per_epoch
+        self._bar, self._terminal = None, sys.stderr.isatty()
+        self._last_line = time.monotonic()
+
+    def log(self, values: dict) -> None:
+        shown = {name: _short(values[name]) for name in ("loss", "accuracy", "lr") if values.get(name) is not None}
+        if self._terminal:
+            if self._bar is None:
+                self._bar = tqdm(total=self._updates, initial=values["batch"], unit="batch", leave=False,
+                                 desc=f"epoch {values['epoch']}/{self._epochs}", file=sys.stderr, dynamic_ncols=True)
+            self._bar.update(values["batch"] - self._bar.n)
+            self._bar.set_postfix(shown)
+        elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._line(f"epoch {values['epoch']}/{self._epochs} batch {values['batch']}/{self._updates} "
+                       + " ".join(f"{name} {value}" for name, value in shown.items()))
+
+    def epoch(self, rows: List[dict]) -> None:
+        self.close()
+        parts = [f"epoch {rows[0]['epoch']}/{self._epochs}"]
+        for row in rows:
+            values = [f"{name} {_short(row[name])}" for name in ("loss", "accuracy", "top5") if row.get(name) is not None]
+            parts.append(f"{row['split']} {' '.join(values)}")
+        parts.append(f"lr {_short(rows[0]['lr'])}  {rows[0]['samples_per_second']:.0f} samples/s")
+        self._line("  ".join(parts))
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _line(self, text: str) -> None:
+        self._last_line = time.monotonic()
+        tqdm.write(text, file=sys.stderr)
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"

@@ -1,0 +1,52 @@
+"""What all programs have in common: exit codes, the log, JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from typing import Callable, List
+
+from tqdm import tqdm
+
+from mxtrain.errors import TrainingError, UserError
+
+_log = logging.getLogger("mxtrain")
+
+
+class _StandardError(logging.Handler):
+    """Log lines on stderr that do not tear a progress bar."""
+
+    def emit(self, record):
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        tqdm.write(level + record.getMessage(), file=sys.stderr)
+
+
+def run(program: str, main: Callable[[List[str]], int]) -> None:
+    """Runs main(argv) as a program: a user's mistake is one line on stderr and exit code 2, a training that cannot go
+    on exit code 1, an interrupt 130."""
+    _log.setLevel(logging.INFO)
+    _log.addHandler(_StandardError())
+    try:
+        code = main(sys.argv[1:])
+    except UserError as error:
+        code = _fail(program, error, 2)
+    except TrainingError as error:
+        code = _fail(program, error, 1)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone
+        code = 1
+    sys.exit(code)
+
+
+def print_json(value: dict) -> None:
+    """One JSON object on a line of its own, the last of a program's output."""
+    print(json.dumps(value, allow_nan=False), flush=True)
+
+
+def _fail(program: str, error: Exception, code: int) -> int:
+    print(f"{program}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    return code

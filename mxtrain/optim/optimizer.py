@@ -1,0 +1,120 @@
+"""Updates of the weights by MXNet's optimizers, done in the worker and equal on every replica."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Dict, List, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Parameter
+
+from mxtrain.errors import UserError, nearest
+from mxtrain.optim.settings import OptimConfig
+
+AGGREGATE = 45
+"""Parameters per call of MXNet's fused updates; the most that all of them take."""
+
+
+@mx.optimizer.register
+class AdamW(mx.optimizer.Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019): a weight also loses lr * wd * weight."""
+
+    def __init__(self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, **kwargs):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.aggregate_num = AGGREGATE
+
+    def create_state(self, index, weight):
+        return mx.nd.zeros_like(weight), mx.nd.zeros_like(weight)
+
+    def update(self, index, weight, grad, state):
+        if not isinstance(index, (list, tuple)):
+            index, weight, grad, state = [index], [weight], [grad], [state]
+        self._update_count(index)
+        lrs, wds, steps = self._get_lrs(index), self._get_wds(index), [self._index_update_count[i] for i in index]
+        corrected = [lr * (1 - self.beta2**t) ** 0.5 / (1 - self.beta1**t) for lr, t in zip(lrs, steps)]
+        means, variances = zip(*state)
+        # The operator takes lr * (...) off the weight scaled by eta, and decays by eta * wd, without lr.
+        mx.nd.contrib.multi_adamw_update(
+            weight, grad, means, variances, mx.nd.full((1,), self.rescale_grad, ctx=weight[0].context),
+            lrs=corrected, wds=[lr * wd for lr, wd in zip(lrs, wds)], etas=[1.0] * len(lrs), out=weight,
+            beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+
+
+class Optimizer:
+    """One optimizer with its states on every context.
+
+    parameters: trainable, by name; the names are those of the saved states.
+    """
+
+    def __init__(self, config: OptimConfig, parameters: Dict[str, Parameter], contexts: Sequence[mx.Context]):
+        self._names = list(parameters)
+        self._weights = [[p.data(ctx) for p in parameters.values()] for ctx in contexts]
+        self._optimizers = [create(config, parameters) for _ in contexts]
+        self._states = [[optimizer.create_state_multi_precision(i, weight) for i, weight in enumerate(weights)]
+                        for optimizer, weights in zip(self._optimizers, self._weights)]
+
+    def update(self, gradients: Sequence[List[mx.nd.NDArray]], update: int, lr: float, scale: float) -> None:
+        """One step (number `update`, from 0) at rate lr along scale * gradients[r], on every context r."""
+        indices = list(range(len(self._names)))
+        for optimizer, weights, grads, states in zip(self._optimizers, self._weights, gradients, self._states):
+            optimizer.lr, optimizer.rescale_grad = lr, scale
+            # The count is the run's, not something that each copy keeps for itself.
+            optimizer.num_update = update
+            optimizer._index_update_count.update(dict.fromkeys(indices, update))
+            size = max(1, optimizer.aggregate_num)
+            if size == 1:
+                for arguments in zip(indices, weights, grads, states):
+                    optimizer.update_multi_precision(*arguments)
+                continue
+            for a in range(0, len(indices), size):
+                part = slice(a, a + size)
+                optimizer.update_multi_precision(indices[part], weights[part], grads[part], states[part])
+
+    def state_arrays(self) -> Dict[str, np.ndarray]:
+        """The states of the first context as plain arrays: "<parameter>/<number>" -> array."""
+        return {f"{name}/{k}": array.asnumpy() for name, state in zip(self._names, self._states[0])
+                for k, array in enumerate(_flat(state))}
+
+    def load_state_arrays(self, arrays: Dict[str, np.ndarray]) -> None:
+        """Puts saved states on every context. Raises UserError when they are another optimizer's."""
+        expected = {f"{name}/{k}": array.shape for name, state in zip(self._names, self._states[0])
+                    for k, array in enumerate(_flat(state))}
+        if expected != {key: array.shape for key, array in arrays.items()}:
+            odd = sorted(set(expected) ^ set(arrays)) or ["other shapes"]
+            raise UserError(f"the saved optimizer states do not fit this optimizer and network: {', '.join(odd[:3])}")
+        for states in self._states:
+            for name, state in zip(self._names, states):
+                for k, array in enumerate(_flat(state)):
+                    array[:] = arrays[f"{name}/{k}"]
+
+
+def create(config: OptimConfig, parameters: Dict[str, Parameter]) -> mx.optimizer.Optimizer:
+    """MXNet's optimizer with the settings that it knows, and each parameter's own multipliers."""
+    known = mx.optimizer.Optimizer.opt_registry
+    if config.optimizer not in known:
+        raise UserError(f"--optimizer {config.optimizer}: unknown; {nearest(config.optimizer, known)}")
+    settings = dict(momentum=config.momentum, beta1=config.beta1, beta2=config.beta2, epsilon=config.epsilon)
+    accepted = inspect.signature(known[config.optimizer].__init__).parameters
+    optimizer = mx.optimizer.create(config.optimizer, wd=config.weight_decay, learning_rate=config.lr,
+                                    **{name: value for name, value in settings.items() if name in accepted})
+    if optimizer.aggregate_num > 1:
+        optimizer.aggregate_num = AGGREGATE
+    optimizer.set_lr_mult({i: p.lr_mult for i, p in enumerate(parameters.values())})
+    optimizer.set_wd_mult({i: p.wd_mult if config.decay_all or _decays(p) else 0.0
+                           for i, p in enumerate(parameters.values())})
+    return optimizer
+
+
+def _decays(parameter: Parameter) -> bool:
+    return not parameter.name.endswith(("bias", "gamma", "beta"))
+
+
+def _flat(state) -> List[mx.nd.NDArray]:
+    """The arrays in a state, which MXNet gives as None, an array or nested tuples of them."""
+    if state is None:
+        return []
+    if isinstance(state, mx.nd.NDArray):
+        return [state]
+    return [array for part in state for array in _flat(part)]

@@ -1,0 +1,136 @@
+"""Sums of float32 numbers that do not depend on their order or grouping.
+
+A number is split into two float64 parts, whole multiples of 2**-20 and of 2**-64. As long as the sums of the
+parts stay below 2**32 and 2**-11 (which 1,024 numbers below 2**31 cannot pass in the low part), adding parts
+never rounds, so any order, on any device, in a KVStore or an allreduce, gives the same bits. What is below
+2**-64 of a number is rounded away once, when it is split. This is the method of pre-rounding of Demmel and
+Nguyen, "Fast Reproducible Floating-Point Summation" (2013), with two fixed bins.
+
+Splitting uses that adding 1.5 * 2**(52+e) to a float64 rounds it to a whole multiple of 2**e.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Tuple
+
+import mxnet as mx
+import numpy as np
+
+ROUND_HIGH = 1.5 * 2.0**32
+ROUND_LOW = 1.5 * 2.0**-12
+LIMIT = 2.0**31
+"""Numbers to be added must be smaller than this in size."""
+
+_BLOCK = 32768  # elements; three float64 blocks stay in a level-2 cache
+
+
+class NotSummable(ArithmeticError):
+    """A number was infinite, not a number, or 2**31 or more in size."""
+
+
+def split(x: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """The two float64 parts of x, as written in the module's description. The plain form of what is below."""
+    wide = x.astype(np.float64)
+    high = (wide + ROUND_HIGH) - ROUND_HIGH
+    low = ((wide - high) + ROUND_LOW) - ROUND_LOW
+    return high, low
+
+
+def join(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """The float32 total of sums of parts."""
+    return (high + low).astype(np.float32)
+
+
+def memory(array: mx.nd.NDArray) -> np.ndarray:
+    """The elements of a CPU array, flat, without a copy. Waits until nothing reads or writes the array.
+
+    The view is valid until MXNet gets to see the array again.
+    """
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+    pointer = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    kind = {np.float32: ctypes.c_float, np.float64: ctypes.c_double}[array.dtype]
+    return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(kind)), (array.size,))
+
+
+class ExactSum:
+    """The exact sum of vectors of n float32 numbers on one context, to which ranges are added piece by piece."""
+
+    def __init__(self, n: int, ctx: mx.Context):
+        self.on_cpu = ctx.device_type == "cpu"
+        self.high = mx.nd.zeros((n,), ctx=ctx, dtype="float64")
+        self.low = mx.nd.zeros((n,), ctx=ctx, dtype="float64")
+        self.total = mx.nd.zeros((n,), ctx=ctx)
+        self._work = [np.empty(min(n, _BLOCK)) for _ in range(2)] if self.on_cpu else None
+
+    @property
+    def parts(self):
+        """The arrays whose sums over all contexts and processes are to be taken, elementwise."""
+        return [self.high, self.low]
+
+    def clear(self) -> None:
+        mx.nd.reset_arrays(self.high, self.low, num_arrays=2)
+
+    def add(self, start: int, vector: mx.nd.NDArray) -> None:
+        """Adds a float32 vector to the elements from `start` on. Raises NotSummable (on a GPU: in finish)."""
+        stop = start + vector.size
+        if self.on_cpu:
+            high, low = memory(self.high)[start:stop], memory(self.low)[start:stop]
+            self._add_in_blocks(memory(vector), high, low)
+            return
+        wide = vector.astype("float64")
+        high = (wide + ROUND_HIGH) - ROUND_HIGH
+        low = ((wide - high) + ROUND_LOW) - ROUND_LOW
+        self.high[start:stop] += high
+        self.low[start:stop] += low
+
+    def _add_in_blocks(self, vector, high, low):
+        for a in range(0, vector.size, _BLOCK):
+            b = min(a + _BLOCK, vector.size)
+            wide, part = (work[: b - a] for work in self._work)
+            np.copyto(wide, vector[a:b])
+            np.add(wide, ROUND_HIGH, out=part)
+            part -= ROUND_HIGH
+            # A NaN makes both comparisons false; for a number past the limit the parts would round.
+            if not (part.max() < LIMIT and part.min() > -LIMIT):
+                raise NotSummable
+            high[a:b] += part
+            wide -= part
+            wide += ROUND_LOW
+            wide -= ROUND_LOW
+            low[a:b] += wide
+
+    def finish(self) -> mx.nd.NDArray:
+        """The float32 sums, in an array that the next call overwrites."""
+        if self.on_cpu:
+            high, low, total = memory(self.high), memory(self.low), memory(self.total)
+            for a in range(0, total.size, _BLOCK):
+                total[a : a + _BLOCK] = high[a : a + _BLOCK] + low[a : a + _BLOCK]
+        else:
+            wide = self.high + self.low
+            # One reduction of the whole: what is not finite, or too large to have been added without rounding.
+            if not float(mx.nd.max(mx.nd.abs(wide)).asscalar()) < 2 * LIMIT:
+                raise NotSummable
+            self.total[:] = wide.astype("float32")
+        return self.total
+
+
+class FloatSum:
+    """The plain float32 sum behind the same interface; its last digits depend on the order."""
+
+    def __init__(self, n: int, ctx: mx.Context):
+        self.total = mx.nd.zeros((n,), ctx=ctx)
+
+    @property
+    def parts(self):
+        return [self.total]
+
+    def clear(self) -> None:
+        mx.nd.reset_arrays(self.total, num_arrays=1)
+
+    def add(self, start: int, vector: mx.nd.NDArray) -> None:
+        self.total[start : start + vector.size] += vector
+
+    def finish(self) -> mx.nd.NDArray:
+        return self.total

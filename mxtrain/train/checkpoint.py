@@ -1,0 +1,205 @@
+"""Checkpoints: folders of arrays and JSON that are complete or absent.
+
+    checkpoints/update-00001234/arrays.npz      weights and optimizer states
+                                state.json      everything else
+                                manifest.json   format, sizes and checksums; written last
+                latest, best                    files that name a checkpoint
+
+A checkpoint is written to a hidden folder, flushed to the disk and renamed, so what has the name of a checkpoint
+is whole; its checksums find what broke later. Nothing in it is code, and reading it needs none of the
+devices that it was saved from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from mxtrain.errors import TrainingError, UserError
+
+FORMAT = 1
+_NAME = re.compile(r"update-(\d{8,})$")
+
+_log = logging.getLogger("mxtrain")
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint folder holds."""
+
+    path: Path
+    arrays: Dict[str, np.ndarray]
+    state: dict
+
+
+class CorruptCheckpoint(Exception):
+    """A checkpoint folder is incomplete or damaged; the text names the file."""
+
+
+def write(path: Path, arrays: Dict[str, np.ndarray], state: dict) -> None:
+    """Writes a checkpoint folder, replacing one of the same name. On an OSError nothing has changed."""
+    temporary = path.parent / f".new-{path.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        np.savez(temporary / "arrays.npz", **arrays)
+        (temporary / "state.json").write_text(json.dumps(state, indent=1))
+        files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)}
+                 for name in ("arrays.npz", "state.json")}
+        (temporary / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
+        for file in [*temporary.iterdir(), temporary]:
+            _flush(file)
+        replaced = path.parent / f".old-{path.name}"
+        if path.exists():
+            os.replace(path, replaced)  # `repair` undoes this if we die before the next line
+        os.replace(temporary, path)
+        _flush(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def read(path: Path) -> Checkpoint:
+    """Reads a checkpoint folder and checks it against its manifest. Raises CorruptCheckpoint."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        if manifest["format"] != FORMAT:
+            raise UserError(f"{path}: written in format {manifest['format']}, this version reads format {FORMAT}")
+        for name, expected in manifest["files"].items():
+            size = (path / name).stat().st_size
+            if size != expected["bytes"]:
+                raise CorruptCheckpoint(f"{path / name}: {size} bytes instead of {expected['bytes']}")
+            if _sha256(path / name) != expected["sha256"]:
+                raise CorruptCheckpoint(f"{path / name}: its checksum is wrong")
+        with np.load(path / "arrays.npz", allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        return Checkpoint(path, arrays, json.loads((path / "state.json").read_text()))
+    except FileNotFoundError as error:
+        raise CorruptCheckpoint(f"{error.filename}: missing") from None
+    except (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise CorruptCheckpoint(f"{path}: unreadable ({error})") from None
+
+
+def read_chosen(path: Path) -> Checkpoint:
+    """Reads the checkpoint that a user named. Raises UserError when it is damaged."""
+    try:
+        return read(path)
+    except CorruptCheckpoint as error:
+        raise UserError(f"{error}; the run folder itself resumes from the newest checkpoint that is whole") from None
+
+
+class Folder:
+    """The checkpoints of a run: writes, finds and thins them out."""
+
+    def __init__(self, path: Path, keep: int = 3):
+        self.path, self._keep = Path(path), keep
+        repair(self.path)
+
+    def save(self, update: int, arrays: Dict[str, np.ndarray], state: dict, best: bool) -> Path:
+        """Writes a checkpoint, marks it as the latest and perhaps the best, and drops those no longer kept.
+
+        Raises TrainingError when the disk does not take it; what was there stays.
+        """
+        path = self.path / f"update-{update:08d}"
+        try:
+            write(path, arrays, state)
+            _point(self.path / "latest", path.name)
+            if best:
+                _point(self.path / "best", path.name)
+        except OSError as error:
+            kept = self.names()
+            rest = f"; the last good one is {self.path / kept[-1]}" if kept else ""
+            raise TrainingError(f"cannot write checkpoint {path}: {error.strerror or error}{rest}") from None
+        for name in self.names()[:-self._keep]:
+            if name != self.pointed("best"):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+        return path
+
+    def names(self) -> List[str]:
+        """Names of the checkpoints, oldest first."""
+        found = [entry for entry in os.listdir(self.path) if _NAME.match(entry)] if self.path.is_dir() else []
+        return sorted(found, key=_update)
+
+    def pointed(self, pointer: str) -> Optional[str]:
+        """The name of the checkpoint that "latest" or "best" points to."""
+        try:
+            name = (self.path / pointer).read_text().strip()
+        except OSError:
+            return None
+        return name if name in self.names() else None
+
+    def newest(self) -> Checkpoint:
+        """The newest checkpoint that is whole; damaged ones are named in a warning and passed over."""
+        for name in reversed(self.names()):
+            try:
+                return read(self.path / name)
+            except CorruptCheckpoint as error:
+                _log.warning("%s; going back to the checkpoint before it", error)
+        raise UserError(f"{self.path}: no usable checkpoint")
+
+    def discard_after(self, update: int) -> None:
+        """Removes the checkpoints of later updates, which belong to a course that is being left."""
+        for name in self.names():
+            if _update(name) > update:
+                _log.info("removing %s, which is past the checkpoint that the run goes on from", self.path / name)
+                shutil.rmtree(self.path / name)
+
+
+def find(path: str) -> Tuple[Path, Optional[Path]]:
+    """(run folder, checkpoint folder or None) for what a user names: a run folder or a checkpoint in it."""
+    given = Path(path)
+    if not given.exists():
+        raise UserError(f"{path}: no such run folder")
+    if _NAME.match(given.name) and given.is_dir():
+        return given.resolve().parent.parent, given
+    if not (given / "config.yaml").is_file():
+        raise UserError(f"{path}: not a run folder (it has no config.yaml)")
+    return given, None
+
+
+def repair(path: Path) -> None:
+    """Cleans up after a process that died while it wrote a checkpoint."""
+    if not path.is_dir():
+        return
+    for entry in os.listdir(path):
+        if entry.startswith(".old-") and not (path / entry[len(".old-"):]).exists():
+            os.replace(path / entry, path / entry[len(".old-"):])
+        elif entry.startswith((".new-", ".old-")):
+            shutil.rmtree(path / entry, ignore_errors=True)
+
+
+def _update(name: str) -> int:
+    return int(_NAME.match(name).group(1))
+
+
+def _point(pointer: Path, name: str) -> None:
+    temporary = pointer.with_name(f".{pointer.name}")
+    temporary.write_text(name + "\n")
+    _flush(temporary)
+    os.replace(temporary, pointer)
+    _flush(pointer.parent)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()

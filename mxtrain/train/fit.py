@@ -1,0 +1,166 @@
+"""mxtrain.fit: train.py's loop for networks, data and losses of one's own."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+from mxtrain import compat
+from mxtrain.callbacks.base import Callback
+from mxtrain.data.loader import Loader
+from mxtrain.errors import UserError
+from mxtrain.parallel.communicator import InProcess
+from mxtrain.tasks.heads import is_class_loss
+from mxtrain.train import folder, session
+from mxtrain.train.setup import set_up
+
+_OWN = {"gpus", "cpus", "threads", "task", "data", "val", "val_split", "image_size", "resize", "augment", "workers",
+        "model", "pretrained", "pretrained_root", "init_from", "freeze", "zero_gamma", "label_smoothing", "progress"}
+
+
+class Result(NamedTuple):
+    """What `fit` returns; the trained weights are in the network."""
+
+    rows: List[dict]
+    """The rows of metrics.csv that this call has made: per epoch one for training and one for validation."""
+    best: Optional[float]
+    """Best value of what was monitored (validation accuracy or loss; training where there is no validation)."""
+    best_epoch: Optional[int]
+    folder: Optional[str]
+    """The run folder, when one was asked for."""
+
+
+def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Optional[gluon.Block] = None,
+        optimizer: str = "sgd", ctx: Optional[Sequence[mx.Context]] = None, kvstore: Optional[str] = "device",
+        batch_size: Optional[int] = None, epochs: int = 1, callbacks: Sequence[Callback] = (), **settings) -> Result:
+    """Trains a Gluon network over one or more contexts, with train.py's loop, laws and settings.
+
+    net: any Block; parameters that are not initialized yet get Xavier's initialization.
+    train_data, val_data: a gluon Dataset of (input, ..., label), batched and shuffled here by `batch_size` and `seed`;
+        or anything with a length that gives batches (input, ..., label), such as a gluon DataLoader: these are the
+        global batches, and a resume within an epoch passes over those that were done.
+    loss: gives one value per sample; by default cross-entropy with class numbers.
+    ctx: contexts, such as [mx.gpu(0), mx.gpu(1)]; default: cpu(0). kvstore: none, local, device or nccl.
+    settings: other fields of train.py's help: lr=0.1, schedule="cosine", clip_norm=1.0, exact=True, patience=3,
+        out="runs/x" (without it nothing is written), resume="runs/x", ...
+
+    Raises UserError for what cannot be, and TrainingError when training diverges.
+    """
+    for name in sorted(_OWN & set(settings)):
+        raise UserError(f"fit({name}=...): this is a setting of train.py; fit is given the objects themselves")
+    given = {**settings, "optimizer": optimizer, "kvstore": kvstore or "none", "epochs": epochs}
+    if not isinstance(train_data, gluon.data.Dataset):
+        batch_size = batch_size or len(next(iter(train_data))[-1])
+    if batch_size is not None:
+        given["batch_size"] = batch_size
+    contexts = _contexts(ctx)
+    parts, place = session.configure(given)
+    if parts.parallel.exact:
+        compat.set_exact()
+    parts.devices.threads = compat.threads()
+    loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
+    train_batches = _batches(train_data, "train_data", parts.train, shuffle=True)
+    val_batches = None if val_data is None else _batches(val_data, "val_data", parts.train, shuffle=False)
+
+    def check_output(output):
+        if is_class_loss(loss):
+            for batches in (train_batches, val_batches):
+                if batches is not None:
+                    batches.classes = output.shape[-1]
+
+    sample = [x[:2] for x in next(train_batches.batches(0))[:-1]]
+    run = set_up(net, loss, parts, contexts, InProcess(parts.parallel.kvstore, contexts), train_batches, val_batches,
+                 sample, check_output=check_output)
+    rows = _Rows()
+    path = session.carry_out(run, parts, place, lambda: parts.train.out and folder.make(parts.train.out, "fit"),
+                             [rows, *callbacks])
+    return Result(rows.rows, run.monitor.best, run.monitor.best_epoch, path and str(path))
+
+
+class _Rows(Callback):
+    """Collects the rows of all epochs."""
+
+    def __init__(self):
+        self.rows: List[dict] = []
+
+    def epoch(self, rows: List[dict]) -> None:
+        self.rows.extend(rows)
+
+
+class _Checked:
+    """Batches whose class numbers are checked: MXNet's loss takes the nearest class for one that does not exist."""
+
+    classes: Optional[int] = None
+
+    def __init__(self, batches, count: int, name: str):
+        self._batches, self._count, self._name = batches, count, name
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batches(self, epoch: int, start: int = 0):
+        for number, batch in enumerate(self._batches(epoch, start), start + 1):
+            rows = {len(array) for array in batch}
+            if len(batch) < 2 or len(rows) != 1:
+                raise UserError(f"{self._name}, batch {number}: must be (input, ..., label) of equal lengths")
+            if self.classes is not None:
+                self._check_labels(batch[-1], number)
+            yield batch
+
+    def _check_labels(self, label, number: int) -> None:
+        values = label.asnumpy() if isinstance(label, mx.nd.NDArray) else np.asarray(label)
+        wrong = values[(values < 0) | (values >= self.classes) | (values != np.floor(values))]
+        if wrong.size:
+            raise UserError(f"{self._name}, batch {number}: label {wrong[0]}; the network has {self.classes} outputs, "
+                            f"so labels are whole numbers from 0 to {self.classes - 1}")
+
+
+def _batches(data, name: str, train, shuffle: bool) -> _Checked:
+    if isinstance(data, gluon.data.Dataset):
+        loader = Loader(_ByIndex(data), train.batch_size, train.seed, shuffle=shuffle)
+        return _Checked(loader.batches, len(loader), name)
+    if not hasattr(data, "__len__"):
+        raise UserError(f"{name}: needs a length (the number of batches of an epoch)")
+    if not len(data):
+        raise UserError(f"{name}: has no batches")
+
+    def batches(_epoch, start):
+        for number, batch in enumerate(data):
+            if number >= start:
+                yield tuple(batch)
+
+    return _Checked(batches, len(data), name)
+
+
+class _ByIndex(gluon.data.Dataset):
+    """A user's dataset behind the loader's keys (epoch, index); its arrays become numpy arrays."""
+
+    def __init__(self, dataset):
+        self._dataset = dataset
+
+    def __len__(self):
+        return len(self._dataset)
+
+    def __getitem__(self, key):
+        return tuple(_plain(item) for item in self._dataset[int(key[1])])
+
+
+def _plain(item) -> np.ndarray:
+    array = item.asnumpy() if isinstance(item, mx.nd.NDArray) else np.asarray(item)
+    return array.astype("float32") if array.dtype == np.float64 else array
+
+
+def _contexts(ctx) -> List[mx.Context]:
+    contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx or [mx.cpu(0)])
+    twice: Dict[str, int] = {}
+    for one in contexts:
+        twice[str(one)] = twice.get(str(one), 0) + 1
+        if twice[str(one)] > 1:
+            raise UserError(f"ctx: {one} is named twice")
+        if one.device_type == "gpu" and one.device_id >= mx.context.num_gpus():
+            raise UserError(f"ctx: {one} does not exist; {mx.context.num_gpus()} GPUs are visible")
+    compat.check_contexts_safe(sum(one.device_type == "cpu" for one in contexts))
+    return contexts

@@ -1,0 +1,59 @@
+"""The folder of a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import List, Optional
+
+from mxtrain.errors import UserError
+
+
+def make(out: Optional[str], name: str) -> Path:
+    """Makes the folder `out`, which must not hold anything yet, or the next free runs/<name>-<number>."""
+    if out is not None:
+        folder = Path(out)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"--out {out}: exists already; --resume {out} goes on with it, or give another folder")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {out}: cannot be made ({error.strerror})") from None
+        return folder
+    number = 1
+    while True:
+        folder = Path("runs") / f"{name}-{number:03d}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be made ({error.strerror}); --out says where") from None
+
+
+def write_classes(folder: Path, classes: List[str]) -> None:
+    """classes.txt: one name a line, in the order of the network's outputs."""
+    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+
+
+def read_classes(folder: Path) -> List[str]:
+    return (folder / "classes.txt").read_text(encoding="utf-8").splitlines()
+
+
+def write_json(path: Path, value) -> None:
+    path.write_text(json.dumps(value, indent=1))
+
+
+def log_to(folder: Path) -> logging.Handler:
+    """Adds a handler that appends the program's log to log.txt."""
+    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger("mxtrain").addHandler(handler)
+    return handler
+
+
+def close_log(handler: logging.Handler) -> None:
+    logging.getLogger("mxtrain").removeHandler(handler)
+    handler.close()

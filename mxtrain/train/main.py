@@ -1,0 +1,80 @@
+"""train.py: from a command line to a run folder."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import List
+
+from mxtrain import cli, compat, config
+from mxtrain.devices import contexts
+from mxtrain.train import folder, session
+
+_log = logging.getLogger("mxtrain")
+
+
+def main(argv: List[str]) -> int:
+    """Trains as the command line says; returns the exit code."""
+    arguments = config.parse(argv)
+    settings, place = session.configure(arguments.given)
+    if settings.devices.threads:
+        compat.set_threads(settings.devices.threads)
+    if settings.parallel.exact:
+        compat.set_exact()
+    replicas = contexts(settings.devices)
+    settings.devices.threads = compat.threads()
+
+    # Only now, with the command line and the devices checked: these take seconds to import.
+    from mxtrain.callbacks.progress import Progress
+    from mxtrain.parallel.communicator import InProcess
+    from mxtrain.tasks.image import ImageTask
+    from mxtrain.train.setup import set_up
+    from mxtrain.train.signals import Stopped
+
+    communicator = InProcess(settings.parallel.kvstore, replicas)
+    settings.train.task = "image"
+    task = ImageTask(settings)
+    run = set_up(task.net, task.loss, settings, replicas, communicator, task.train_data, task.val_data, task.sample(),
+                 task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output)
+
+    def new_folder() -> Path:
+        path = folder.make(settings.train.out, task.name)
+        folder.write_classes(path, task.classes)
+        folder.write_json(path / "input.json", task.pixels._asdict())
+        return path
+
+    progress = [Progress(settings.train.epochs, len(task.train_data))] if settings.train.progress else []
+    try:
+        path = session.carry_out(run, settings, place, new_folder, progress, lambda: _describe(run, settings, task),
+                                 signals=True)
+    except Stopped as stopped:
+        _log.info("%s; go on with --resume %s", stopped, settings.train.out)
+        return 128 + stopped.number
+    finally:
+        task.close()
+    _report(path, run, arguments.json)
+    return 0
+
+
+def _describe(run, settings, task) -> None:
+    parallel, count = settings.parallel, sum(p.data(run.contexts[0]).size for p in run.parameters.values())
+    devices = ", ".join(str(ctx) for ctx in run.contexts)
+    if run.contexts[0].device_type == "cpu":
+        threads = settings.devices.threads
+        devices += f" with {threads} thread{'s' if threads > 1 else ''}" + (" each" if len(run.contexts) > 1 else "")
+    _log.info("%s: %s parameters, %d classes; on %s", settings.model.model, f"{count:,}", len(task.classes), devices)
+    _log.info("batches of %d in %d shard%s, %s, kvstore %s; %d updates per epoch", settings.train.batch_size,
+              parallel.shards, "s" if parallel.shards > 1 else "",
+              "exact sums" if parallel.exact else "float32 sums", parallel.kvstore, len(task.train_data))
+    _log.info("run folder: %s", settings.train.out)
+
+
+def _report(path: Path, run, as_json: bool) -> None:
+    """The last lines of a training: where it is and how good it became."""
+    name, best, epoch = run.monitor.name, run.monitor.best, run.monitor.best_epoch
+    if as_json:
+        cli.print_json({"run": str(path), "finished": run.state.finished, "epochs": run.state.epoch,
+                        "updates": run.state.update, "monitor": name, "best": best, "best_epoch": epoch})
+        return
+    print(f"run folder: {path}")
+    print(f"best {name}: " + ("none" if best is None else f"{best:.4f} (epoch {epoch})"))

@@ -1,0 +1,46 @@
+"""What a training consists of."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Optional, Sequence
+
+from mxtrain.callbacks.base import Callbacks
+from mxtrain.callbacks.monitor import Monitor
+from mxtrain.train.metrics import Meter
+from mxtrain.train.signals import Signals
+from mxtrain.train.state import State
+
+
+@dataclass
+class Run:
+    """The parts that the loop puts to work. Data have `batches(epoch, start)`, which yields (*inputs, label)."""
+
+    contexts: list
+    parameters: Dict[str, Any]
+    """All parameters of the network by their place in it."""
+    layout: Any
+    communicator: Any
+    optimizer: Any
+    learning_rate: Callable[[int], float]
+    """Rate of an update."""
+    train_data: Any
+    val_data: Optional[Any]
+    data_fingerprint: Optional[str]
+    epochs: int
+    meter: Meter
+    evaluation_names: Sequence[str]
+    monitor: Monitor
+    clip_norm: Optional[float] = None
+    callbacks: Callbacks = field(default_factory=lambda: Callbacks([]))
+    checkpoints: Optional[Any] = None
+    """train.checkpoint.Folder, or None to keep nothing."""
+    checkpoint_updates: Optional[int] = None
+    checkpoint_minutes: Optional[float] = None
+    signals: Signals = field(default_factory=Signals)
+    state: State = field(default_factory=State)
+    grad_norm: float = 0.0
+    """Global norm of the latest gradient, before clipping."""
+    saved_at: float = field(default_factory=time.monotonic)
+    reported_at: float = 0.0

@@ -1,0 +1,98 @@
+"""One start of a training: with a new run folder, in an old one, or with none."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from mxtrain import config
+from mxtrain.errors import UserError
+from mxtrain.train import checkpoint, folder
+
+_log = logging.getLogger("mxtrain")
+
+
+class Place(NamedTuple):
+    """What a training goes on from."""
+
+    path: Path
+    """The run folder."""
+    chosen: Optional[Path]
+    """The checkpoint that was named, None for the newest that is whole."""
+
+
+def configure(given: Dict[str, Any]) -> Tuple[SimpleNamespace, Optional[Place]]:
+    """The settings for what was given, joined with those of the run to be resumed. Imports no mxnet."""
+    if not given.get("resume"):
+        return config.build(given), None
+    if given.get("out") is not None:
+        raise UserError("--out: has no effect with --resume, which goes on in the run's own folder")
+    place = Place(*checkpoint.find(given["resume"]))
+    return config.build(config.resume_values(config.load(place.path / "config.yaml"), given)), place
+
+
+def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder: Callable[[], Optional[Path]],
+              callbacks: Sequence = (), describe: Callable[[], None] = lambda: None, signals: bool = False) -> Optional[Path]:
+    """Trains a run that has been set up, and returns its folder.
+
+    new_folder: makes one, or returns None to write nothing; not called on a resume. describe: logs what is about to
+    be trained. signals: let SIGINT and SIGTERM save and raise Stopped.
+    """
+    from mxtrain.callbacks.base import Callbacks  # from here on mxnet is needed
+    from mxtrain.train.loop import save, train
+
+    path, notes = (place.path, _resume(run, settings, place)) if place else (new_folder(), [])
+    if run.state.finished:
+        return path
+    if path is not None and not place:
+        run.checkpoints = checkpoint.Folder(path / "checkpoints", settings.train.keep)
+    with ExitStack() as stack:
+        if path is not None:
+            settings.train.out, settings.train.resume = str(path), None
+            config.save(path / "config.yaml", config.flatten(settings), notes)
+            stack.callback(folder.close_log, folder.log_to(path))
+        describe()
+        for note in notes:
+            _log.info("%s", note)
+        run.callbacks = Callbacks([*(_file_callbacks(settings, path) if path else []), *callbacks])
+        stack.callback(run.callbacks.close)
+        if signals:
+            stack.enter_context(run.signals)
+        began = time.monotonic()
+        if not place:
+            save(run)  # so that a run can be resumed from its very start, and a full disk shows now
+        train(run)
+        _log.info("%s (%.1f s)", run.state.finished, time.monotonic() - began)
+    return path
+
+
+def _resume(run, settings, place: Place) -> List[str]:
+    """Restores the run; returns the lines that say what is new. A run that is over has `finished` set."""
+    from mxtrain.train.state import restore
+
+    run.checkpoints = checkpoint.Folder(place.path / "checkpoints", settings.train.keep)
+    restore(run, checkpoint.read_chosen(place.chosen) if place.chosen else run.checkpoints.newest())
+    state = run.state
+    if state.epoch >= run.epochs or run.monitor.exhausted:
+        state.finished = state.finished or f"{state.epoch} epochs are done, --epochs {run.epochs} asks for no more"
+        _log.info("%s is finished: %s", place.path, state.finished)
+        return []
+    state.finished = None
+    run.checkpoints.discard_after(state.update)
+    before, now = config.load(place.path / "config.yaml"), config.flatten(settings)
+    return [f"resumed after update {state.update} (epoch {state.epoch + 1}, batch {state.batch})",
+            *(f"from update {state.update + 1} on: {name} {now[name]} (was {before.get(name)})"
+              for name in sorted(config.RENEWABLE) if now[name] != before.get(name))]
+
+
+def _file_callbacks(settings, path: Path) -> list:
+    from mxtrain.callbacks.curves import Curves
+    from mxtrain.callbacks.events import Events
+    from mxtrain.callbacks.table import Table
+
+    return [Table(path / "metrics.csv"), *([Events(path)] if settings.train.tensorboard else []),
+            *([Curves(path)] if settings.train.plots else [])]

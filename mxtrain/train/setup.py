@@ -1,0 +1,103 @@
+"""Puts the parts of a training together: the same for train.py and fit()."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+from types import SimpleNamespace
+from typing import Callable, List, Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.gluon import Block
+
+from mxtrain.callbacks.monitor import Monitor
+from mxtrain.errors import UserError
+from mxtrain.optim.optimizer import Optimizer
+from mxtrain.optim.schedules import learning_rate
+from mxtrain.parallel.communicator import InProcess
+from mxtrain.parallel.layout import Layout, assigned
+from mxtrain.parallel.settings import number_of_shards
+from mxtrain.parallel.statistics import moving_layers
+from mxtrain.seeds import mix
+from mxtrain.tasks.heads import first, heads_for
+from mxtrain.train.metrics import Meter
+from mxtrain.train.run import Run
+from mxtrain.train.state import named_parameters
+
+_log = logging.getLogger("mxtrain")
+
+
+def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx.Context], communicator: InProcess,
+           train_data, val_data, sample: Sequence, preprocess: Optional[Block] = None,
+           evaluation_loss: Optional[Block] = None, fingerprint: Optional[str] = None,
+           prepare: Callable[[Block], None] = None, check_output: Callable = None) -> Run:
+    """A run that is ready to train. Initializes what is not yet, with settings.train.seed.
+
+    sample: inputs of a row or two, for the shapes. prepare: called with the initialized network before its
+    parameters are taken. check_output: called with the network's (main) output for the sample.
+    `settings` are completed: shards gets its number.
+    """
+    initialize(net, contexts, settings.train.seed)
+    sample = [mx.nd.array(x, ctx=contexts[0], dtype=x.dtype) for x in sample]
+    if preprocess is not None:
+        sample = [preprocess(x) for x in sample]
+    with autograd.predict_mode():
+        output = first(net(*sample))  # also finds out the shapes of all parameters
+    if check_output is not None:
+        check_output(output)
+    if prepare is not None:
+        prepare(net)
+    _refuse_sparse(net)
+    shards = settings.parallel.shards = number_of_shards(settings.parallel, settings.train.batch_size, len(contexts))
+    settings.parallel.micro_batch = None  # it has become a number of shards
+    _warn_about_shards(net, settings.train.batch_size, shards, contexts)
+    head, evaluation_head = heads_for(loss, output.shape[-1], evaluation_loss)
+    layout = Layout(net, head, evaluation_head, contexts, shards, settings.parallel.exact, settings.parallel.recompute,
+                    mix(settings.train.seed, 1), preprocess, sample)
+    parameters = named_parameters(net)
+    names = {id(p): name for name, p in parameters.items()}
+    optimizer = Optimizer(settings.optim, {names[id(p)]: p for p in layout.parameters}, contexts)
+    monitor = Monitor(settings.train.monitor, settings.train.patience, settings.train.min_delta)
+    known = evaluation_head.names if val_data is not None else head.names
+    if monitor.name not in ("auto", *known):
+        raise UserError(f"--monitor {monitor.name}: no such value; allowed are auto, {', '.join(known)}")
+    return Run(contexts=contexts, parameters=parameters, layout=layout, communicator=communicator, optimizer=optimizer,
+               learning_rate=functools.partial(learning_rate, settings.optim, updates_per_epoch=len(train_data),
+                                               epochs=settings.train.epochs),
+               train_data=train_data, val_data=val_data, data_fingerprint=fingerprint, epochs=settings.train.epochs,
+               meter=Meter(head.names), evaluation_names=evaluation_head.names, monitor=monitor,
+               clip_norm=settings.optim.clip_norm, checkpoint_updates=settings.train.checkpoint_updates,
+               checkpoint_minutes=settings.train.checkpoint_minutes)
+
+
+def initialize(net: Block, contexts: List[mx.Context], seed: int) -> None:
+    """Initializes the parameters that are not (Xavier, unless they say otherwise) and puts all on the contexts."""
+    mx.random.seed(mix(seed, 0))
+    np.random.seed(mix(seed, 0) % 2**32)  # some initializers draw from these two
+    random.seed(seed)
+    for parameter in net.collect_params().values():
+        if parameter._data is None and not parameter._deferred_init:
+            parameter.initialize(ctx=contexts, default_init=mx.init.Xavier(magnitude=2.0))
+        else:
+            parameter.reset_ctx(contexts)
+
+
+def _refuse_sparse(net: Block) -> None:
+    for name, parameter in named_parameters(net).items():
+        if parameter._stype != "default" or parameter._grad_stype != "default":
+            raise UserError(f"{name}: sparse parameters and gradients are not supported (sparse_grad=False)")
+
+
+def _warn_about_shards(net: Block, batch_size: int, shards: int, contexts: list) -> None:
+    if shards < len(contexts):
+        idle = [str(ctx) for r, ctx in enumerate(contexts) if not assigned(r, len(contexts), shards)]
+        _log.warning("%d shards on %d contexts: %s idle", shards, len(contexts), ", ".join(idle))
+    if batch_size < shards:
+        _log.warning("a batch of %d samples fills only %d of %d shards", batch_size, batch_size, shards)
+    rows = batch_size // shards
+    if rows < 8 and moving_layers(net):
+        _log.warning("batch normalization sees %d samples at a time (--batch-size %d in %d shards): 8 or more are "
+                     "advisable", max(1, rows), batch_size, shards)

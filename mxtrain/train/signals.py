@@ -1,0 +1,39 @@
+"""SIGINT and SIGTERM as a request that the loop answers between two updates."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+
+_log = logging.getLogger("mxtrain")
+
+
+class Stopped(Exception):
+    """The training was stopped by a signal, at a point where everything has been saved."""
+
+    def __init__(self, number: int, where: str):
+        super().__init__(where)
+        self.number = number
+
+
+class Signals:
+    """While entered, remembers the first SIGINT or SIGTERM; a second one ends the process at once."""
+
+    received = 0
+    """Number of the signal that came, 0 while none has."""
+
+    def __enter__(self):
+        self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number, _frame):
+        if self.received:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.received = number
+        _log.warning("%s: saving after this update (a second one stops at once)", signal.Signals(number).name)

@@ -1,0 +1,87 @@
+"""Everything of a training that changes, in one place, so that all of it can be saved."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Dict, Optional
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Block, Parameter
+
+from mxtrain.errors import UserError
+
+
+@dataclass
+class State:
+    """The position of a training."""
+
+    update: int = 0
+    """Updates made since the first start."""
+    epoch: int = 0
+    """Epochs completed."""
+    batch: int = 0
+    """Batches of the present epoch that are done."""
+    totals: dict = field(default_factory=dict)
+    """Metric sums of the present epoch so far (Totals.state())."""
+    seconds: float = 0.0
+    """Time spent on the present epoch's updates."""
+    waited: float = 0.0
+    """Part of it spent waiting for batches."""
+    finished: Optional[str] = None
+    """Why the training is over, None while it is not."""
+
+
+def named_parameters(net: Block) -> Dict[str, Parameter]:
+    """Each parameter once, by its place in the network ("features.0.weight"), as in MXNet's parameter files."""
+    names, seen = {}, set()
+    for name, parameter in net._collect_params_with_prefix().items():
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            names[name] = parameter
+    return names
+
+
+def snapshot(run) -> tuple:
+    """(arrays, state) of a checkpoint of a run."""
+    arrays = {f"weights/{name}": p.data(run.contexts[0]).asnumpy() for name, p in run.parameters.items()}
+    arrays.update({f"optimizer/{name}": array for name, array in run.optimizer.state_arrays().items()})
+    run.state.totals = run.meter.totals.state()
+    state = {"position": asdict(run.state), "monitor": run.monitor.state(), "data": run.data_fingerprint}
+    return arrays, state
+
+
+def restore(run, checkpoint) -> None:
+    """Puts a checkpoint into a run that has been set up for the same network."""
+    saved = checkpoint.state
+    if saved["data"] != run.data_fingerprint:
+        raise UserError(f"{checkpoint.path}: the data have changed since this run began (fingerprint "
+                        f"{str(saved['data'])[:12]}, now {str(run.data_fingerprint)[:12]})")
+    load_weights(run.parameters, checkpoint)
+    run.optimizer.load_state_arrays(_below("optimizer/", checkpoint.arrays))
+    for name, value in saved["position"].items():
+        setattr(run.state, name, value)
+    run.monitor.load(saved["monitor"])
+
+
+def load_weights(parameters: Dict[str, Parameter], checkpoint) -> None:
+    """Sets all parameters, on all their contexts, from a checkpoint's arrays."""
+    weights = _below("weights/", checkpoint.arrays)
+    if set(weights) != set(parameters):
+        odd = sorted(set(weights) ^ set(parameters))
+        raise UserError(f"{checkpoint.path}: belongs to another network (differs in {', '.join(odd[:3])})")
+    for name, parameter in parameters.items():
+        array = weights[name]
+        # A shape with zeros is not known yet.
+        if len(parameter.shape) != len(array.shape) or any(a not in (0, b) for a, b in zip(parameter.shape, array.shape)):
+            raise UserError(f"{checkpoint.path}: {name} has shape {array.shape}, the network wants {parameter.shape}")
+        parameter.set_data(mx.nd.array(array, dtype=array.dtype))
+
+
+def check_finite(arrays: Dict[str, np.ndarray]) -> Optional[str]:
+    """The name of an array that holds infinities or NaNs, if there is one."""
+    return next((name for name, array in arrays.items() if not np.isfinite(array).all()), None)
+
+
+def _below(prefix, arrays):
+    return {name[len(prefix):]: array for name, array in arrays.items() if name.startswith(prefix)}

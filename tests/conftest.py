@@ -1,0 +1,26 @@
+"""Settings of the test suite; pytest reads them whether it is started by make or by hand, from any folder."""
+
+import os
+
+# Before anything imports mxnet: with more threads, tests on several CPU contexts would be refused.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import pytest  # noqa: E402
+
+import mxtrain  # noqa: E402, F401
+
+TIMEOUT = 300  # seconds for one test, far more than any quick one needs: a hang must fail and not wait
+SLOW_TIMEOUT = 1800
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes long; only `make test-all` runs it")
+    # MXNet's import reads names that numpy and distutils deprecate. Nothing of ours is silenced.
+    config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:mxnet.*")
+    config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:gluoncv.*")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT if item.get_closest_marker("slow") else TIMEOUT))

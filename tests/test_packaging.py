@@ -1,0 +1,172 @@
+"""setup.py, the constraints files and the Makefile agree; a set-up that cannot work says so in one line."""
+
+import os
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import setuptools
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PYTHONS = ("3.9", "3.10", "3.11", "3.12")
+SHELL = shutil.which("sh")
+
+
+def requirements(lines):
+    stripped = (line.split("#")[0].strip() for line in lines)
+    return [Requirement(line) for line in stripped if line]
+
+
+def locked(python, *files):
+    """{name in lower case: version} of the constraints files under a version of Python."""
+    lines = [line for file in files for line in (ROOT / "docker" / file).read_text().splitlines()]
+    chosen = [r for r in requirements(lines) if applies(r, python)]
+    return {r.name.lower(): str(r.specifier).replace("==", "") for r in chosen}
+
+
+def applies(requirement, python):
+    environment = {**default_environment(), "python_version": python}
+    return requirement.marker is None or requirement.marker.evaluate(environment)
+
+
+@pytest.fixture(scope="module")
+def package():
+    """The arguments that setup.py gives to setuptools.setup."""
+    given = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setuptools, "setup", given.update)
+        patch.chdir(ROOT)
+        runpy.run_path(str(ROOT / "setup.py"))
+    return given
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-test.txt"])
+def test_constraints_are_exact_versions(file):
+    listed = requirements((ROOT / "docker" / file).read_text().splitlines())
+    assert listed
+    for requirement in listed:
+        assert [s.operator for s in requirement.specifier] == ["=="], requirement
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_constraints_satisfy_the_package(package, python):
+    versions = locked(python, "constraints.txt", "constraints-test.txt")
+    extras = package["extras_require"]
+    needed = requirements(package["install_requires"] + extras["cpu"] + extras["onnx"] + extras["test"])
+    for requirement in needed:
+        if applies(requirement, python):
+            assert requirement.specifier.contains(versions[requirement.name.lower()]), requirement
+
+
+def test_one_opencv_and_one_mxnet(package):
+    # Two distributions with the same files overwrite each other.
+    versions = locked("3.11", "constraints.txt")
+    assert [name for name in versions if name.startswith(("opencv", "mxnet"))] == ["mxnet", "opencv-python-headless"]
+    assert not [r.name for r in requirements(package["install_requires"]) if r.name.startswith("mxnet")]
+
+
+def test_version_is_that_of_the_package(package):
+    import mxtrain
+
+    assert package["version"] == mxtrain.__version__
+    assert "mxtrain.data" in package["packages"] and "tests" not in package["packages"]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with what `make setup` needs, and a stand-in for python3: see `interpreter`."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    for file in ("Makefile", "setup.py", "docker/constraints.txt", "docker/constraints-test.txt"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    return tmp_path
+
+
+def interpreter(folder, suitable=True, venv=True, pip=True, name="python"):
+    """Write a program that answers the Makefile like a Python with these properties; its path.
+
+    Each call of its pip adds a line to pip.log.
+    """
+    path = folder / name
+    pip_line = f'echo "$@" >> {folder}/pip.log; exit {0 if pip else 1}'
+    path.write_text(f"""#!{SHELL}
+case "$*" in
+    *version_info*) exit {0 if suitable else 1} ;;
+    *ensurepip*) exit {0 if venv else 1} ;;
+    "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "-m pip "*) {pip_line} ;;
+esac
+""")
+    path.chmod(0o755)
+    return path
+
+
+def make(folder, *arguments):
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(["make", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr.splitlines()
+
+
+def pip_calls(folder):
+    log = folder / "pip.log"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+@pytest.mark.parametrize(
+    "properties, text",
+    [
+        (dict(suitable=False), "is no Python 3.9 to 3.12; name one"),
+        (dict(venv=False), "cannot make virtual environments (Debian, Ubuntu: apt-get install python3-venv)"),
+    ],
+)
+def test_interpreter_that_cannot_be_used(checkout, properties, text):
+    code, errors = make(checkout, "setup", f"PYTHON={interpreter(checkout, **properties)}")
+    assert code == 2 and text in errors[0]
+    assert len(errors) == 2 and errors[1].startswith("make")  # the second is make's own
+    assert not (checkout / ".venv").exists()
+
+
+def test_interpreter_that_is_missing(checkout):
+    code, errors = make(checkout, "setup", "PYTHON=/nowhere/python3")
+    assert code == 2 and errors[0].startswith("/nowhere/python3 is no Python 3.9 to 3.12")
+
+
+def test_second_setup_does_nothing_and_a_changed_lock_does(checkout):
+    python = f"PYTHON={interpreter(checkout)}"
+    assert make(checkout, "setup", python) == (0, [])
+    calls = pip_calls(checkout)
+    assert calls == 2
+    assert make(checkout, "setup", python) == make(checkout, "setup") == (0, [])
+    assert pip_calls(checkout) == calls
+    for file in ("docker/constraints.txt", "setup.py"):
+        later = (checkout / ".venv/.installed").stat().st_mtime + 10
+        os.utime(checkout / file, (later, later))
+        assert make(checkout, "setup")[0] == 0
+        assert pip_calls(checkout) == calls + 2
+        os.utime(checkout / ".venv/.installed", (later + 10, later + 10))
+        calls += 2
+
+
+def test_failure_half_way_leaves_no_stamp(checkout):
+    broken, good = interpreter(checkout, pip=False, name="broken"), interpreter(checkout, name="good")
+    assert make(checkout, "setup", f"PYTHON={broken}")[0] == 2
+    assert not (checkout / ".venv/.installed").exists()
+    assert make(checkout, "setup")[0] == 2  # tries again, with the same interpreter
+    assert make(checkout, "setup", f"PYTHON={good}")[0] == 0  # another one: the environment is made anew
+    assert (checkout / ".venv/bin/python").read_text() == good.read_text()
+
+
+def test_ci_fails_without_tests(checkout):
+    # pytest says 5 when it finds no test; make and .ci/run must not turn that into success.
+    shutil.copytree(ROOT / ".ci", checkout / ".ci")
+    path = interpreter(checkout)
+    path.write_text(path.read_text().replace('    "-m pip', '    "-m pytest"*) exit 5 ;;\n    "-m pip'))
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    env.update(PYTHON=str(path))
+    done = subprocess.run(["bash", ".ci/run"], cwd=checkout, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "Error 5" in done.stderr

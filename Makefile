@@ -51,7 +51,8 @@ endif
 endif
 
 $(VENV)/.python:
-	@for python in $(or $(PYTHON),python3 python3.12 python3.11 python3.10 python3.9); do \
+	@found=; bare=; \
+	for python in $(or $(PYTHON),python3 python3.12 python3.11 python3.10 python3.9); do \
 	    "$$python" -c "import sys; sys.exit(not (3, 9) <= sys.version_info < (3, 13))" 2>/dev/null || continue; \
 	    if "$$python" -c "import venv, ensurepip" 2>/dev/null; then found="$$python"; break; fi; \
 	    bare="$$python"; \

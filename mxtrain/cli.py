@@ -20,7 +20,10 @@ class _StandardError(logging.Handler):
 
     def emit(self, record):
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        tqdm.write(level + record.getMessage(), file=sys.stderr)
+        try:
+            tqdm.write(level + record.getMessage(), file=sys.stderr)
+        except Exception:  # a terminal that has gone must not end a training
+            self.handleError(record)
 
 
 def run(program: str, main: Callable[[List[str]], int]) -> None:

@@ -182,7 +182,7 @@ def _threads_of_environment() -> int:
     # Anything but a number makes MXNet abort the process at its import, OpenMP's lists ("4,2") included.
     text = os.environ.get("OMP_NUM_THREADS", "")
     if _positive_int(text) is None:
-        raise UserError(f"OMP_NUM_THREADS={text!r}: expected a number from 1, or nothing, which is 1 here")
+        raise UserError(f"OMP_NUM_THREADS={text!r}: expected a number from 1")
     return _positive_int(text)
 
 

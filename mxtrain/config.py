@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
+import re
 import typing
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,12 +40,12 @@ RENEWABLE = {"lr", "schedule", "warmup_epochs", "decay_epochs", "decay_factor", 
 
 class _Parser(jsonargparse.ArgumentParser):
     def error(self, message: str, ex=None) -> NoReturn:
-        raise UserError(_one_line(str(message)))
+        raise UserError(_in_our_words(self, " ".join(str(message).split())))
 
 
 def parser(program: str, description: str) -> jsonargparse.ArgumentParser:
-    """A parser without flags whose errors are UserErrors."""
-    return _Parser(prog=program, description=description, default_env=False)
+    """A parser without flags whose errors are UserErrors of one line."""
+    return _Parser(prog=program, description=description, default_env=False, allow_abbrev=False)
 
 
 def training_parser() -> jsonargparse.ArgumentParser:
@@ -54,10 +54,15 @@ def training_parser() -> jsonargparse.ArgumentParser:
     result.add_argument("--config", action="config", help="YAML file with any of the fields below; flags win.")
     result.add_argument("--json", action="store_true", help="Print one JSON object at the end.")
     for section in SECTIONS.values():
-        group = result.add_argument_group(section.__name__.replace("Config", "").lower())
-        for item in dataclasses.fields(section):
-            _add_field(group, item, typing.get_type_hints(section)[item.name], documentation(section)[item.name])
+        add_fields(result, section)
     return result
+
+
+def add_fields(to: jsonargparse.ArgumentParser, section: type) -> None:
+    """Adds a flag for every field of a settings dataclass, as one group of the help."""
+    group = to.add_argument_group(section.__name__.replace("Config", "").lower())
+    for item in dataclasses.fields(section):
+        _add_field(group, item, typing.get_type_hints(section)[item.name], documentation(section)[item.name])
 
 
 @functools.lru_cache(None)
@@ -91,9 +96,14 @@ def build(values: Dict[str, Any]) -> SimpleNamespace:
     if unknown:
         name = sorted(unknown)[0]
         raise UserError(f"{name}: no such setting; {nearest(name, field_names())}")
+    return sections_of(values, SECTIONS)
+
+
+def sections_of(values: Dict[str, Any], sections: Dict[str, type]) -> SimpleNamespace:
+    """One checked settings object per section; values of other names are passed over."""
     return SimpleNamespace(**{
         key: section(**{f.name: values[f.name] for f in dataclasses.fields(section) if f.name in values})
-        for key, section in SECTIONS.items()})
+        for key, section in sections.items()})
 
 
 @functools.lru_cache(None)
@@ -129,7 +139,7 @@ def load(path: Path) -> Dict[str, Any]:
     try:
         values = yaml.safe_load(Path(path).read_text())
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({_one_line(str(error))})") from None
+        raise UserError(f"{path}: cannot be read ({error})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: not a configuration file")
     return values
@@ -145,16 +155,28 @@ def save(path: Path, values: Dict[str, Any], notes: List[str] = ()) -> None:
     temporary.replace(path)
 
 
-def _one_line(message: str) -> str:
-    """jsonargparse's message without its line breaks, and with the flag that was probably meant."""
-    text = " ".join(message.split())
-    for start in ("unrecognized arguments: ", "Unrecognized arguments: "):
-        if text.startswith(start):
-            flag = text[len(start):].split()[0].split("=")[0]
-            known = ["--" + name.replace("_", "-") for name in field_names()]
-            return f"{flag}: no such flag; {nearest(flag, known)}"
-    return text
+def _in_our_words(of: jsonargparse.ArgumentParser, message: str) -> str:
+    """jsonargparse's message, where it is about a flag: which one, the value received, the values allowed."""
+    flags = {action.dest: option for action in of._actions for option in action.option_strings[:1]}
+    unknown = re.match(r"(?:[Uu]nrecognized arguments: |Option ')([^ =']+)", message)
+    if unknown:
+        name = unknown[1]
+        if not name.startswith("-") and not message.startswith("Option"):
+            return f"{name}: unexpected; flags begin with --"
+        return f"{name}: no such setting; {nearest(name, flags.values() if name.startswith('-') else flags)}"
+    wrong = re.match(r'Parser key "(\w+)"', message)
+    value = re.search(r"(?:Got|Given) value: (.*)$", message)
+    if wrong and value and wrong[1] in flags:
+        kind = next(action for action in of._actions if action.dest == wrong[1])._typehint
+        return f"{flags[wrong[1]]} {value[1]}: must be {_allowed(kind)}"
+    return re.sub(r'^argument (?=--)|^Parser key "(\w+)"', lambda found: flags.get(found[1], ""), message)
 
 
-if __name__ == "__main__":
-    training_parser().parse_args(sys.argv[1:])
+def _allowed(kind: Any) -> str:
+    """What a type admits, in words."""
+    inner = [_allowed(one) for one in typing.get_args(kind) if one is not type(None)]
+    if typing.get_origin(kind) is typing.Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) is typing.Union:
+        return " or ".join(inner)
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))

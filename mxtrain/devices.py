@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from dataclasses import dataclass
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple, Union
 
 from mxtrain import compat
 from mxtrain.errors import UserError
@@ -16,7 +16,7 @@ _log = logging.getLogger("mxtrain")
 class DeviceConfig:
     """The devices of this process."""
 
-    gpus: Optional[str] = None
+    gpus: Optional[Union[str, int]] = None  # int: what YAML makes of `gpus: 0`
     """GPUs to use: their ids, such as 0,1, or all; without it GPU 0 where there is one, else the CPU."""
     cpus: Optional[int] = None
     """CPU contexts to use instead of GPUs; several give the semantics of several devices, but no speed."""
@@ -25,6 +25,7 @@ class DeviceConfig:
 
     def __post_init__(self):
         if self.gpus is not None:
+            self.gpus = str(self.gpus)
             parse_gpus(self.gpus)
         if self.cpus is not None and self.cpus < 1:
             raise UserError(f"--cpus {self.cpus}: at least 1 is needed")
@@ -74,7 +75,7 @@ def contexts(config: DeviceConfig, probe: Callable[[], Tuple[int, str]] = visibl
     visible, and for CPU contexts that would hang (compat.check_contexts_safe). Needs no data: call it first.
     """
     if config.cpus is not None:
-        return _cpus(config.cpus, "--cpus")
+        return _cpus(config.cpus, "chosen by --cpus")
     count, reason = probe()
     if config.gpus is None:
         return _gpus([0], f"{_visible(count)}, --gpus chooses") if count else _cpus(1, "no GPU is visible")
@@ -84,7 +85,7 @@ def contexts(config: DeviceConfig, probe: Callable[[], Tuple[int, str]] = visibl
     if missing or not ids:
         lacking = f"no GPU {missing}" if missing else "no GPU"
         raise UserError(f"--gpus {config.gpus!r}: there is {lacking}, {_visible(count, reason)}")
-    return _gpus(ids, f"--gpus, {_visible(count)}")
+    return _gpus(ids, _visible(count))
 
 
 def _visible(count: int, reason: str = "") -> str:
@@ -102,12 +103,14 @@ def _cpus(count: int, why: str):
     compat.check_contexts_safe(count)
     import mxnet as mx
 
-    _log.info("devices: %d CPU context(s), %d thread(s) each (%s)", count, compat.threads(), why)
-    return [mx.cpu(i) for i in range(count)]
+    found = [mx.cpu(i) for i in range(count)]
+    _log.info("devices: %s, threads per context %d; %s", ", ".join(map(str, found)), compat.threads(), why)
+    return found
 
 
 def _gpus(ids: List[int], why: str):
     import mxnet as mx
 
-    _log.info("devices: GPU %s (%s)", ", ".join(map(str, ids)), why)
-    return [mx.gpu(i) for i in ids]
+    found = [mx.gpu(i) for i in ids]
+    _log.info("devices: %s; %s", ", ".join(map(str, found)), why)
+    return found

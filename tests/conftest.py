@@ -14,6 +14,7 @@ SLOW_TIMEOUT = 1800
 
 
 def pytest_configure(config):
+    config.option.importmode = "importlib"  # test files in different folders may have the same name
     config.addinivalue_line("markers", "slow: takes long; only `make test-all` runs it")
     # MXNet's import reads names that numpy and distutils deprecate. Nothing of ours is silenced.
     config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:mxnet.*")

@@ -18,7 +18,7 @@ def names(config, visible, reason="no driver"):
 
 @pytest.mark.parametrize(
     "text, ids",
-    [("0", [0]), ("1,0", [1, 0]), ("0, 1", [0, 1]), (" 2 ", [2]), ("007", [7]), ("all", None), ("ALL ", None)],
+    [("0", [0]), ("1,0", [1, 0]), ("0, 1", [0, 1]), (" 2 ", [2]), ("07", [7]), ("all", None), ("ALL ", None)],
 )
 def test_parse(text, ids):
     assert parse_gpus(text) == ids
@@ -64,6 +64,12 @@ def test_lists_that_are_refused(text, named):
 def test_settings_that_are_refused(kwargs, named):
     with pytest.raises(UserError, match=named):
         DeviceConfig(**kwargs)
+
+
+def test_an_id_from_yaml_is_an_int():
+    assert names(DeviceConfig(gpus=1), 4) == ["gpu(1)"]
+    with pytest.raises(UserError, match="--gpus '-1'"):
+        DeviceConfig(gpus=-1)
 
 
 def test_settings_are_checked_without_mxnet():
@@ -115,9 +121,9 @@ def test_the_mask_is_named(monkeypatch):
 @pytest.mark.parametrize(
     "visible, expected, said",
     [
-        (0, "cpu(0)", "devices: 1 CPU context(s), 1 thread(s) each (no GPU is visible)"),
-        (1, "gpu(0)", "devices: GPU 0 (1 GPU is visible, --gpus chooses)"),
-        (4, "gpu(0)", "devices: GPU 0 (4 GPUs are visible (0 to 3), --gpus chooses)"),
+        (0, "cpu(0)", "devices: cpu(0), threads per context 1; no GPU is visible"),
+        (1, "gpu(0)", "devices: gpu(0); 1 GPU is visible, --gpus chooses"),
+        (4, "gpu(0)", "devices: gpu(0); 4 GPUs are visible (0 to 3), --gpus chooses"),
     ],
 )
 def test_default_device_is_said(monkeypatch, caplog, visible, expected, said):

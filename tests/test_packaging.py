@@ -65,7 +65,8 @@ def test_constraints_satisfy_the_package(package, python):
 def test_one_opencv_and_one_mxnet(package):
     # Two distributions with the same files overwrite each other.
     versions = locked("3.11", "constraints.txt")
-    assert [name for name in versions if name.startswith(("opencv", "mxnet"))] == ["mxnet", "opencv-python-headless"]
+    builds = [name for name in versions if name.startswith(("opencv", "mxnet"))]
+    assert builds == ["mxnet", "opencv-python-headless"]
     assert not [r.name for r in requirements(package["install_requires"]) if r.name.startswith("mxnet")]
 
 
@@ -107,8 +108,14 @@ esac
 
 
 def make(folder, *arguments):
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-    done = subprocess.run(["make", *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    return run(["make", *arguments], folder)
+
+
+def run(command, folder, **environment):
+    """Exit status and lines of standard error of `command`, run outside the make that may run these tests."""
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHON")}
+    env.update(environment)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stderr.splitlines()
 
 
@@ -166,7 +173,5 @@ def test_ci_fails_without_tests(checkout):
     shutil.copytree(ROOT / ".ci", checkout / ".ci")
     path = interpreter(checkout)
     path.write_text(path.read_text().replace('    "-m pip', '    "-m pytest"*) exit 5 ;;\n    "-m pip'))
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-    env.update(PYTHON=str(path))
-    done = subprocess.run(["bash", ".ci/run"], cwd=checkout, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0 and "Error 5" in done.stderr
+    code, errors = run(["bash", ".ci/run"], checkout, PYTHON=str(path))
+    assert code != 0 and "Error 5" in errors[-1]

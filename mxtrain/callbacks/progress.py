@@ -27,8 +27,8 @@ class Progress(Callback):
             if self._bar is None:
                 self._bar = tqdm(total=self._updates, initial=values["batch"], unit="batch", leave=False,
                                  desc=f"epoch {values['epoch']}/{self._epochs}", file=sys.stderr, dynamic_ncols=True)
+            self._bar.set_postfix(shown, refresh=False)
             self._bar.update(values["batch"] - self._bar.n)
-            self._bar.set_postfix(shown)
         elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._line(f"epoch {values['epoch']}/{self._epochs} batch {values['batch']}/{self._updates} "
                        + " ".join(f"{name} {value}" for name, value in shown.items()))

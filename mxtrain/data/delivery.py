@@ -20,6 +20,8 @@ _FOLDER_IMAGE_SIZE = 224
 class Delivery(NamedTuple):
     """The shape (h, w, c) of delivered images, the augmentation, and what is applied to each image.
 
+    resize: the shorter side that an evaluated image is scaled to, None where it is delivered as it is stored.
+
     A transform, (image, epoch, index) -> image, is None where images are delivered as they are stored.
     """
 
@@ -27,6 +29,7 @@ class Delivery(NamedTuple):
     augment: str
     train: Optional[Transform]
     evaluate: Optional[Transform]
+    resize: Optional[int]
 
 
 def delivery_of(config: DataConfig, default_augment: str, shape: Optional[Shape], seed: int) -> Delivery:
@@ -44,6 +47,7 @@ def delivery_of(config: DataConfig, default_augment: str, shape: Optional[Shape]
         augment=augment,
         train=evaluate if augment == "none" else train,
         evaluate=evaluate,
+        resize=resize,
     )
 
 

@@ -63,13 +63,7 @@ def parts(root: str) -> Tuple[str, Optional[str], List[str]]:
     A folder called train (or val, valid, validation, test) is a part when it holds folders; with images right
     inside it is a class like any other. Without a training part, `root` itself is the training folder.
     """
-    folders = _visible_folders(root)
-    named = {entry.name.lower(): entry.path for entry in folders}
-    found = {
-        name: named[name]
-        for name in TRAIN_NAMES + VAL_NAMES
-        if name in named and _visible_folders(named[name])
-    }
+    folders, found = _parts_by_name(root)
     train = next((found[name] for name in TRAIN_NAMES if name in found), None)
     if train is None:
         if found and len(found) == len(folders):
@@ -79,6 +73,32 @@ def parts(root: str) -> Tuple[str, Optional[str], List[str]]:
     unused = [entry.name for entry in folders if entry.path not in (train, *candidates[:1])]
     notes = [f"{root}: not used: {_list(unused)}"] if unused else []
     return train, (candidates[0] if candidates else None), notes
+
+
+def evaluation_part(root: str) -> str:
+    """Where the class folders to evaluate a trained network on lie: the validation part of `root`, else its
+    training part, else `root` itself, all of it. The rules are those of `parts`."""
+    folders, found = _parts_by_name(root)
+    if not any(name in found for name in TRAIN_NAMES) and len(found) < len(folders):
+        return root
+    return next((found[name] for name in VAL_NAMES + TRAIN_NAMES if name in found), root)
+
+
+def images_in(root: str) -> Tuple[List[Image], Counter]:
+    """All images below a folder, which need not be sorted into classes, in one fixed order; and what was skipped and why."""
+    skipped: Counter = Counter()
+    return sorted(_images_below(root, "", skipped, ()), key=lambda image: image.name), skipped
+
+
+def _parts_by_name(root: str) -> Tuple[List[os.DirEntry], Dict[str, str]]:
+    """The folders in `root`, and the paths of those that are named as parts and hold folders."""
+    folders = _visible_folders(root)
+    named = {entry.name.lower(): entry.path for entry in folders}
+    return folders, {
+        name: named[name]
+        for name in TRAIN_NAMES + VAL_NAMES
+        if name in named and _visible_folders(named[name])
+    }
 
 
 def scan(root: str) -> Part:

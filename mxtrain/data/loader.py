@@ -12,16 +12,15 @@ from mxtrain.data.sampler import BatchSampler
 
 logger = logging.getLogger("mxtrain")
 
-Batch = Tuple[np.ndarray, np.ndarray]
+Batch = Tuple[np.ndarray, ...]
 
 
 def stack(samples: list) -> Batch:
-    """B' samples (x, y) -> x: (B', ...) and y: (B', ...) as numpy arrays, in the samples' own types.
+    """B' samples (x, ..., y) -> arrays x: (B', ...) to y: (B', ...), in the samples' own types.
 
-    numpy and not NDArray: views cut the batch into shards, and each shard is copied once, to its device.
+    numpy and not NDArray: the batch is cut into shards by views, and each shard is copied once, to its device.
     """
-    xs, ys = zip(*samples)
-    return np.stack(xs), np.stack(ys)
+    return tuple(np.stack(column) for column in zip(*samples))
 
 
 class Loader(gluon.data.DataLoader):

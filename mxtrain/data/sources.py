@@ -50,6 +50,8 @@ class Data:
     """Hex digest; changes with the samples, the classes and the split, not with the place on disk."""
     peak: int = 255
     """The pixel value of full intensity: 255, or 16 for digits."""
+    resize: Optional[int] = None
+    """Shorter side that an evaluated image is scaled to before its center is cut out; None: as stored."""
     notes: List[str] = field(default_factory=list)
     """Lines for the log: what was found, skipped, left out."""
 
@@ -101,6 +103,7 @@ def open_data(config: DataConfig, seed: int = 0) -> Data:
         shape=delivery.shape,
         fingerprint=source.fingerprint,
         peak=source.peak,
+        resize=delivery.resize,
         notes=[found, *source.notes],
     )
 
@@ -111,9 +114,7 @@ def _find(config: DataConfig) -> _Source:
     root = _existing_folder("--data", config.data)
     if config.val is not None:
         _existing_folder("--val", config.val)
-    for place in (root, *(os.path.join(root, name) for name in _SUBFOLDERS)):
-        if not os.path.isdir(place):
-            continue
+    for place in _places(root):
         pairs = idx.find(place)
         if pairs:
             return _idx(place, pairs, config)
@@ -121,6 +122,19 @@ def _find(config: DataConfig) -> _Source:
         if layout:
             return _cifar(place, layout, config)
     return _folder(root, config)
+
+
+def is_image_folder(path: str) -> bool:
+    """Whether what `--data` names holds its images as files. UserError when it does not exist."""
+    if path == "digits":
+        return False
+    return not any(idx.find(place) or cifar.find(place) for place in _places(_existing_folder("--data", path)))
+
+
+def _places(root: str) -> List[str]:
+    """Where the idx files or batches of a folder may be."""
+    places = (root, *(os.path.join(root, name) for name in _SUBFOLDERS))
+    return [place for place in places if os.path.isdir(place)]
 
 
 def _existing_folder(flag: str, path: str) -> str:
@@ -217,8 +231,8 @@ def _folder(root: str, config: DataConfig) -> _Source:
         )
     return _Source(
         name="folder",
-        train=_files(train, classes),
-        val=_files(val, classes) if val else None,
+        train=labelled_files(train, classes),
+        val=labelled_files(val, classes) if val else None,
         classes=classes,
         fingerprint=_digest(classes, folder.fingerprint_lines(train), folder.fingerprint_lines(val)),
         augment="crop",
@@ -226,7 +240,8 @@ def _folder(root: str, config: DataConfig) -> _Source:
     )
 
 
-def _files(part: Dict[str, List[folder.Image]], classes: List[str]) -> FileDataset:
+def labelled_files(part: Dict[str, List[folder.Image]], classes: List[str]) -> FileDataset:
+    """The images of a part by class name; the label of a class is its place in `classes`."""
     label = {name: number for number, name in enumerate(classes)}
     y = np.repeat([label[name] for name in part], [len(members) for members in part.values()])
     return FileDataset([image.path for members in part.values() for image in members], y.astype(np.int32))

@@ -1,4 +1,4 @@
-"""Reads MXNet's .params files without MXNet, whose own reader ends the process on some damaged files.
+"""Reads MXNet's .params files without MXNet, whose own reader lets one damaged byte fill the memory.
 
 All numbers are little-endian. A file is: uint64 0x112; uint64 0; uint64 number of arrays; the arrays; uint64
 number of names; for each name uint64 length and its bytes. A dense array is: uint32 magic; int32 storage type

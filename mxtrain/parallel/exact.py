@@ -1,8 +1,8 @@
 """Sums of float32 numbers that do not depend on their order or grouping.
 
 A number is split into two float64 parts, whole multiples of 2**-20 and of 2**-64. As long as the sums of the
-parts stay below 2**32 and 2**-11 (which 1,024 numbers below 2**31 cannot pass in the low part), adding parts
-never rounds, so any order, on any device, in a KVStore or an allreduce, gives the same bits. What is below
+parts stay within 2**33 and 2**-11 (which 1,024 numbers cannot pass in the low part, nor V numbers below 2**33 / V
+in the high one), adding parts never rounds, so any order, on any device, in a KVStore or an allreduce, gives the same bits. What is below
 2**-64 of a number is rounded away once, when it is split. This is the method of pre-rounding of Demmel and
 Nguyen, "Fast Reproducible Floating-Point Summation" (2013), with two fixed bins.
 
@@ -19,14 +19,19 @@ import numpy as np
 
 ROUND_HIGH = 1.5 * 2.0**32
 ROUND_LOW = 1.5 * 2.0**-12
-LIMIT = 2.0**31
-"""Numbers to be added must be smaller than this in size."""
+MOST = 1024
+"""Numbers that can be added."""
 
 _BLOCK = 32768  # elements; three float64 blocks stay in a level-2 cache
 
 
 class NotSummable(ArithmeticError):
-    """A number was infinite, not a number, or 2**31 or more in size."""
+    """A number was infinite, not a number, or too large in size: see `limit`."""
+
+
+def limit(numbers: int) -> float:
+    """What each of some numbers must be smaller than in size, so that none of their partial sums rounds."""
+    return min(2.0**31, 2.0**33 / numbers)
 
 
 def split(x: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
@@ -55,10 +60,15 @@ def memory(array: mx.nd.NDArray) -> np.ndarray:
 
 
 class ExactSum:
-    """The exact sum of vectors of n float32 numbers on one context, to which ranges are added piece by piece."""
+    """The exact sum of vectors of n float32 numbers on one context, to which ranges are added piece by piece.
 
-    def __init__(self, n: int, ctx: mx.Context):
+    numbers: how many are added per element, over all contexts; at most MOST.
+    """
+
+    def __init__(self, n: int, ctx: mx.Context, numbers: int = MOST):
         self.on_cpu = ctx.device_type == "cpu"
+        self._limit = limit(numbers)
+        self._outside = mx.nd.zeros((1,), ctx=ctx, dtype="float64")
         self.high = mx.nd.zeros((n,), ctx=ctx, dtype="float64")
         self.low = mx.nd.zeros((n,), ctx=ctx, dtype="float64")
         self.total = mx.nd.zeros((n,), ctx=ctx)
@@ -70,7 +80,7 @@ class ExactSum:
         return [self.high, self.low]
 
     def clear(self) -> None:
-        mx.nd.reset_arrays(self.high, self.low, num_arrays=2)
+        mx.nd.reset_arrays(self.high, self.low, self._outside, num_arrays=3)
 
     def add(self, start: int, vector: mx.nd.NDArray) -> None:
         """Adds a float32 vector to the elements from `start` on. Raises NotSummable (on a GPU: in finish)."""
@@ -82,6 +92,8 @@ class ExactSum:
         wide = vector.astype("float64")
         high = (wide + ROUND_HIGH) - ROUND_HIGH
         low = ((wide - high) + ROUND_LOW) - ROUND_LOW
+        # Counted by a comparison, which a NaN fails everywhere; a maximum on a GPU may pass over it.
+        self._outside += mx.nd.sum(1 - (mx.nd.abs(high) < self._limit))
         self.high[start:stop] += high
         self.low[start:stop] += low
 
@@ -93,7 +105,7 @@ class ExactSum:
             np.add(wide, ROUND_HIGH, out=part)
             part -= ROUND_HIGH
             # A NaN makes both comparisons false; for a number past the limit the parts would round.
-            if not (part.max() < LIMIT and part.min() > -LIMIT):
+            if not (part.max() < self._limit and part.min() > -self._limit):
                 raise NotSummable
             high[a:b] += part
             wide -= part
@@ -108,11 +120,9 @@ class ExactSum:
             for a in range(0, total.size, _BLOCK):
                 total[a : a + _BLOCK] = high[a : a + _BLOCK] + low[a : a + _BLOCK]
         else:
-            wide = self.high + self.low
-            # One reduction of the whole: what is not finite, or too large to have been added without rounding.
-            if not float(mx.nd.max(mx.nd.abs(wide)).asscalar()) < 2 * LIMIT:
+            if self._outside.asscalar():
                 raise NotSummable
-            self.total[:] = wide.astype("float32")
+            self.total[:] = (self.high + self.low).astype("float32")
         return self.total
 
 

@@ -78,13 +78,13 @@ class Layout:
         self._input_gradient = unreached_by_backward(net)
         self._shares = [_shares(owned, layers, ctx) for ctx in self.contexts]
         self._statistics_sums, self._gradient_sums = [], []
-        kind = ExactSum if exact else FloatSum
         if any(layers):
             size = sum(share.statistics.size for share in self._shares[0] if share.statistics)
-            self._statistics_sums = [kind(size, ctx) for ctx in self.contexts]
+            self._statistics_sums = [ExactSum(size, ctx, shards) if exact else FloatSum(size, ctx)
+                                     for ctx in self.contexts]
         if exact:
             size = sum(p.data(self.contexts[0]).size for p in self.parameters)
-            self._gradient_sums = [ExactSum(size, ctx) for ctx in self.contexts]
+            self._gradient_sums = [ExactSum(size, ctx, shards) for ctx in self.contexts]
             self.gradients = [_views(sums.total, self.parameters) for sums in self._gradient_sums]
         else:
             self.gradients = [[p.grad(ctx) for p in self.parameters] for ctx in self.contexts]
@@ -158,7 +158,7 @@ class Layout:
                     yield (r, *queue[turn])
 
     def _load(self, batch, start, stop, ctx) -> Arrays:
-        arrays = [_rows_to(array, start, stop, ctx) for array in batch]
+        arrays = [rows_to(array, start, stop, ctx) for array in batch]
         if self._preprocess is not None:
             arrays[:-1] = [self._preprocess(array) for array in arrays[:-1]]
         return arrays
@@ -212,7 +212,7 @@ def _run(chunks, x, key, ctx, *label):
     return x[0]
 
 
-def _rows_to(array, start: int, stop: int, ctx: mx.Context) -> mx.nd.NDArray:
+def rows_to(array, start: int, stop: int, ctx: mx.Context) -> mx.nd.NDArray:
     """Rows start to stop of an array on the host, on a context, in one copy (or none)."""
     if not isinstance(array, mx.nd.NDArray):
         return mx.nd.array(array[start:stop], ctx=ctx, dtype=array.dtype)

@@ -92,6 +92,16 @@ class ClassEvaluation(HybridBlock):
         return F.stack(*columns, predicted, axis=1)
 
 
+class Probabilities(HybridBlock):
+    """(rows, classes) scores -> probabilities, for predictions."""
+
+    def __init__(self):
+        super().__init__(prefix="")
+
+    def hybrid_forward(self, F, output):
+        return F.softmax(first(output))
+
+
 def heads_for(loss: Block, classes: int, evaluation_loss: Block = None):
     """(training head, evaluation head) for a loss; one over class numbers also counts hits.
 

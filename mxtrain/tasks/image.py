@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import NamedTuple, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -33,6 +33,8 @@ class Pixels(NamedTuple):
     mean: Sequence[float]
     std: Sequence[float]
     """Of each channel, for intensities from 0 to 1."""
+    resize: Optional[int] = None
+    """Shorter side that an image is scaled to before its center is cut out; None: the shape's own."""
 
 
 class Normalize(HybridBlock):
@@ -74,7 +76,8 @@ class ImageTask:
         self.loss = LabelSmoothing(train.label_smoothing) if train.label_smoothing else self.evaluation_loss
         self.train_data = Loader(data.train, train.batch_size, train.seed, shuffle=True,
                                  last_batch=settings.data.last_batch, workers=settings.data.workers)
-        self.val_data = data.val and Loader(data.val, train.batch_size, shuffle=False, workers=settings.data.workers)
+        self.val_data = None if data.val is None else Loader(data.val, train.batch_size, shuffle=False,
+                                                             workers=settings.data.workers)
         self._model = model
 
     @property
@@ -124,7 +127,7 @@ def pixels_for(data: Data, model: str, pretrained: bool) -> Pixels:
         mean, std = _IMAGENET_MEAN, _IMAGENET_STD
     else:
         mean, std = (0.5,) * channels, (0.5,) * channels
-    return Pixels(tuple(data.shape), channels, data.peak, mean, std)
+    return Pixels(tuple(data.shape), channels, data.peak, mean, std, data.resize)
 
 
 def preprocess(pixels: Pixels) -> HybridBlock:

@@ -98,11 +98,15 @@ def read_chosen(path: Path) -> Checkpoint:
 
 
 class Folder:
-    """The checkpoints of a run: writes, finds and thins them out."""
+    """The checkpoints of a run: writes, finds and thins them out.
 
-    def __init__(self, path: Path, keep: int = 3):
+    reads_only: touch nothing, since the training may be running.
+    """
+
+    def __init__(self, path: Path, keep: int = 3, reads_only: bool = False):
         self.path, self._keep = Path(path), keep
-        repair(self.path)
+        if not reads_only:
+            repair(self.path)
 
     def save(self, update: int, arrays: Dict[str, np.ndarray], state: dict, best: bool) -> Path:
         """Writes a checkpoint, marks it as the latest and perhaps the best, and drops those no longer kept.

@@ -13,6 +13,7 @@ from mxtrain.callbacks.base import Callback
 from mxtrain.data.loader import Loader
 from mxtrain.errors import UserError
 from mxtrain.parallel.communicator import InProcess
+from mxtrain.seeds import mix
 from mxtrain.tasks.heads import is_class_loss
 from mxtrain.train import folder, session
 from mxtrain.train.setup import set_up
@@ -41,7 +42,8 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     net: any Block; parameters that are not initialized yet get Xavier's initialization.
     train_data, val_data: a gluon Dataset of (input, ..., label), batched and shuffled here by `batch_size` and `seed`;
         or anything with a length that gives batches (input, ..., label), such as a gluon DataLoader: these are the
-        global batches, and a resume within an epoch passes over those that were done.
+        global batches, and a resume within an epoch passes over those that were done. (numpy's global generator, by
+        which gluon shuffles, is seeded for each epoch.)
     loss: gives one value per sample; by default cross-entropy with class numbers.
     ctx: contexts, such as [mx.gpu(0), mx.gpu(1)]; default: cpu(0). kvstore: none, local, device or nccl.
     settings: other fields of train.py's help: lr=0.1, schedule="cosine", clip_norm=1.0, exact=True, patience=3,
@@ -72,11 +74,16 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
                     batches.classes = output.shape[-1]
 
     sample = [x[:2] for x in next(train_batches.batches(0))[:-1]]
+    modes = {parameter: parameter.grad_req for parameter in net.collect_params().values()}
     run = set_up(net, loss, parts, contexts, InProcess(parts.parallel.kvstore, contexts), train_batches, val_batches,
                  sample, check_output=check_output)
     rows = _Rows()
-    path = session.carry_out(run, parts, place, lambda: parts.train.out and folder.make(parts.train.out, "fit"),
-                             [rows, *callbacks])
+    try:
+        path = session.carry_out(run, parts, place, lambda: parts.train.out and folder.make(parts.train.out, "fit"),
+                                 [rows, *callbacks])
+    finally:
+        for parameter, mode in modes.items():
+            parameter.grad_req = mode
     return Result(rows.rows, run.monitor.best, run.monitor.best_epoch, path and str(path))
 
 
@@ -120,19 +127,35 @@ class _Checked:
 
 def _batches(data, name: str, train, shuffle: bool) -> _Checked:
     if isinstance(data, gluon.data.Dataset):
-        loader = Loader(_ByIndex(data), train.batch_size, train.seed, shuffle=shuffle)
+        dataset = _InMemory(data) if type(data) is gluon.data.ArrayDataset else _ByIndex(data)
+        loader = Loader(dataset, train.batch_size, train.seed, shuffle=shuffle)
         return _Checked(loader.batches, len(loader), name)
     if not hasattr(data, "__len__"):
         raise UserError(f"{name}: needs a length (the number of batches of an epoch)")
     if not len(data):
         raise UserError(f"{name}: has no batches")
 
-    def batches(_epoch, start):
+    def batches(epoch, start):
+        # gluon's samplers shuffle by this generator: seeded so, an epoch has the same order after a resume.
+        np.random.seed(mix(train.seed, 2, epoch))
         for number, batch in enumerate(data):
             if number >= start:
                 yield tuple(batch)
 
     return _Checked(batches, len(data), name)
+
+
+class _InMemory(gluon.data.Dataset):
+    """The arrays of an ArrayDataset, batched by indexing them."""
+
+    def __init__(self, dataset: gluon.data.ArrayDataset):
+        self._arrays = [_plain(array) for array in dataset._data]
+
+    def __len__(self):
+        return len(self._arrays[0])
+
+    def rows(self, indices):
+        return tuple(array[indices] for array in self._arrays)
 
 
 class _ByIndex(gluon.data.Dataset):

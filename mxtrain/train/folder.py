@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import logging.handlers
 from pathlib import Path
 from typing import List, Optional
 
@@ -46,10 +47,22 @@ def write_json(path: Path, value) -> None:
     path.write_text(json.dumps(value, indent=1))
 
 
+_early = logging.handlers.MemoryHandler(capacity=1000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
+
+
+def remember_log() -> None:
+    """Keeps what is logged from now on for the log.txt to come."""
+    logging.getLogger("mxtrain").addHandler(_early)
+
+
 def log_to(folder: Path) -> logging.Handler:
-    """Adds a handler that appends the program's log to log.txt."""
+    """Adds a handler that appends the program's log to log.txt, what was remembered first."""
     handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    _early.setTarget(handler)
+    _early.flush()
+    _early.setTarget(None)
+    logging.getLogger("mxtrain").removeHandler(_early)
     logging.getLogger("mxtrain").addHandler(handler)
     return handler
 

@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import time
 from typing import Dict, List
 
@@ -24,6 +26,8 @@ from mxtrain.train.evaluate import evaluate
 from mxtrain.train.run import Run
 from mxtrain.train.signals import Stopped
 from mxtrain.train.state import check_finite, snapshot
+
+_log = logging.getLogger("mxtrain")
 
 
 def train(run: Run) -> None:
@@ -46,6 +50,7 @@ def train(run: Run) -> None:
         rows = [_train_row(run), *_validation_row(run)]
         stop = run.monitor.epoch(rows[-1])
         state.epoch, state.batch, state.totals, state.seconds, state.waited = state.epoch + 1, 0, {}, 0.0, 0.0
+        run.meter.start()  # or the checkpoint of this point would carry the sums of the epoch that is over
         if state.epoch >= run.epochs:
             stop = f"all {run.epochs} epochs are done"
         state.finished = stop
@@ -127,14 +132,16 @@ def _stop_if_asked(run: Run) -> None:
     number = run.communicator.agree(run.signals.received)
     if number:
         save(run)
-        raise Stopped(number, f"stopped after update {run.state.update} (epoch {run.state.epoch + 1})")
+        where = f"stopped after update {run.state.update} (epoch {run.state.epoch + 1}, batch {run.state.batch})"
+        _log.info("%s: %s", signal.Signals(number).name, where)
+        raise Stopped(number, where)
 
 
 def _train_row(run: Run) -> dict:
     began = time.perf_counter()
     means = run.meter.read()
     run.state.seconds += time.perf_counter() - began
-    return _row(run, "train", run.meter.totals.samples, means, run.state.seconds, run.state.waited)
+    return {**_row(run, "train", run.meter.totals.samples, means, run.state.seconds, run.state.waited), **_norm(run)}
 
 
 def _validation_row(run: Run) -> List[dict]:
@@ -157,4 +164,4 @@ def _row(run: Run, split, samples, means, seconds, waited) -> dict:
             "loss": means.get("loss"), "accuracy": means.get("accuracy"), "lr": run.learning_rate(state.update - 1),
             "seconds": seconds, "samples_per_second": samples / seconds if seconds else 0.0,
             "wait_share": waited / seconds if seconds else 0.0,
-            **{name: value for name, value in means.items() if name not in ("loss", "accuracy")}, **_norm(run)}
+            **{name: value for name, value in means.items() if name not in ("loss", "accuracy")}}

@@ -16,6 +16,7 @@ _log = logging.getLogger("mxtrain")
 def main(argv: List[str]) -> int:
     """Trains as the command line says; returns the exit code."""
     arguments = config.parse(argv)
+    folder.remember_log()
     settings, place = session.configure(arguments.given)
     if settings.devices.threads:
         compat.set_threads(settings.devices.threads)
@@ -48,7 +49,7 @@ def main(argv: List[str]) -> int:
         path = session.carry_out(run, settings, place, new_folder, progress, lambda: _describe(run, settings, task),
                                  signals=True)
     except Stopped as stopped:
-        _log.info("%s; go on with --resume %s", stopped, settings.train.out)
+        _log.info("go on with --resume %s", settings.train.out)
         return 128 + stopped.number
     finally:
         task.close()
@@ -58,11 +59,7 @@ def main(argv: List[str]) -> int:
 
 def _describe(run, settings, task) -> None:
     parallel, count = settings.parallel, sum(p.data(run.contexts[0]).size for p in run.parameters.values())
-    devices = ", ".join(str(ctx) for ctx in run.contexts)
-    if run.contexts[0].device_type == "cpu":
-        threads = settings.devices.threads
-        devices += f" with {threads} thread{'s' if threads > 1 else ''}" + (" each" if len(run.contexts) > 1 else "")
-    _log.info("%s: %s parameters, %d classes; on %s", settings.model.model, f"{count:,}", len(task.classes), devices)
+    _log.info("network %s: %s parameters, %d outputs", settings.model.model, f"{count:,}", len(task.classes))
     _log.info("batches of %d in %d shard%s, %s, kvstore %s; %d updates per epoch", settings.train.batch_size,
               parallel.shards, "s" if parallel.shards > 1 else "",
               "exact sums" if parallel.exact else "float32 sums", parallel.kvstore, len(task.train_data))

@@ -44,13 +44,12 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     sample = [mx.nd.array(x, ctx=contexts[0], dtype=x.dtype) for x in sample]
     if preprocess is not None:
         sample = [preprocess(x) for x in sample]
-    with autograd.predict_mode():
-        output = first(net(*sample))  # also finds out the shapes of all parameters
+    output = first_output(net, sample)  # also finds out the shapes of all parameters
     if check_output is not None:
         check_output(output)
     if prepare is not None:
         prepare(net)
-    _refuse_sparse(net)
+    _refuse_unsupported(net)
     shards = settings.parallel.shards = number_of_shards(settings.parallel, settings.train.batch_size, len(contexts))
     settings.parallel.micro_batch = None  # it has become a number of shards
     _warn_about_shards(net, settings.train.batch_size, shards, contexts)
@@ -73,6 +72,21 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                checkpoint_minutes=settings.train.checkpoint_minutes)
 
 
+def first_output(net: Block, sample: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """The network's main output in predict mode. Raises UserError for inputs that it cannot take."""
+    try:
+        with autograd.predict_mode():
+            output = first(net(*sample))
+        output.wait_to_read()
+    except mx.base.MXNetError as error:
+        shapes = ", ".join(str(x.shape[1:]) for x in sample)
+        # After MXNet's stack trace comes what it is about.
+        reason = [line for line in str(error).splitlines() if "Error" in line or "Check failed" in line]
+        raise UserError(f"{type(net).__name__} cannot take an input of shape {shapes}: "
+                        f"{(reason or str(error).splitlines())[-1].strip()}") from error
+    return output
+
+
 def initialize(net: Block, contexts: List[mx.Context], seed: int) -> None:
     """Initializes the parameters that are not (Xavier, unless they say otherwise) and puts all on the contexts."""
     mx.random.seed(mix(seed, 0))
@@ -85,10 +99,12 @@ def initialize(net: Block, contexts: List[mx.Context], seed: int) -> None:
             parameter.reset_ctx(contexts)
 
 
-def _refuse_sparse(net: Block) -> None:
+def _refuse_unsupported(net: Block) -> None:
     for name, parameter in named_parameters(net).items():
         if parameter._stype != "default" or parameter._grad_stype != "default":
             raise UserError(f"{name}: sparse parameters and gradients are not supported (sparse_grad=False)")
+        if np.dtype(parameter.dtype) != np.float32:
+            raise UserError(f"{name}: is {np.dtype(parameter.dtype).name}; networks are trained in float32")
 
 
 def _warn_about_shards(net: Block, batch_size: int, shards: int, contexts: list) -> None:

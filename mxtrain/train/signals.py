@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-
-_log = logging.getLogger("mxtrain")
 
 
 class Stopped(Exception):
@@ -36,4 +33,5 @@ class Signals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.received = number
-        _log.warning("%s: saving after this update (a second one stops at once)", signal.Signals(number).name)
+        # Not by the log: the signal may have come while a line was being written, and streams cannot be re-entered.
+        os.write(2, f"\n{signal.Signals(number).name}: saving after this update (a second one stops at once)\n".encode())

@@ -1,5 +1,6 @@
 """Networks by name: every name makes a network of the right size or says in one line why not."""
 
+import importlib.abc
 import sys
 
 import mxnet as mx
@@ -28,7 +29,7 @@ def test_output_has_one_number_per_class(name, shape):
     assert net(mx.nd.ones((2, *shape))).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", ["digits", "hrnet_w18_small_v1_c", "googlenet", "resnext101e_64x4d", "dla34"])
+@pytest.mark.parametrize("name", ["digits", "resnet18_v1b_0.89", "resnext101e_64x4d"])
 def test_a_new_network_is_not_initialized(name):
     # A parameter that its constructor initialized would stay on the CPU whatever contexts the run has.
     for parameter in zoo.create(name, 3).collect_params().values():
@@ -74,14 +75,35 @@ def test_the_default_grows_with_the_images():
     assert names == ["digits", "lenet", "cifar_resnet20_v1", "resnet18_v1"]
 
 
-def test_without_gluoncv_gluons_own_are_left(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mxtrain.models.gluoncv_zoo", None)
-    monkeypatch.setattr(zoo, "_gluoncv", lambda: None)
+@pytest.fixture
+def forget_gluoncv(monkeypatch):
+    """As if nothing had imported gluoncv yet."""
+    monkeypatch.delattr("mxtrain.models.gluoncv_zoo")
+    for name in list(sys.modules):
+        if name == "mxtrain.models.gluoncv_zoo" or name.split(".")[0] == "gluoncv":
+            monkeypatch.delitem(sys.modules, name)
+
+
+def test_without_gluoncv_gluons_own_are_left(forget_gluoncv, monkeypatch):
+    class NotInstalled(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name == "gluoncv":
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [NotInstalled(), *sys.meta_path])
     assert {"digits", "resnet18_v1", "squeezenet1.1"} < set(zoo.names())
-    net = zoo.create("squeezenet1.1", 4)
-    assert net.output[0].weight.shape[0] == 4
+    assert zoo.create("squeezenet1.1", 4).output[0].weight.shape[0] == 4
+    assert zoo.default_name((32, 32, 3)) == "resnet18_v1"
     with pytest.raises(UserError, match="pip install gluoncv=="):
         zoo.create("resnet18_v1b", 4)
+
+
+def test_a_gluoncv_that_cannot_be_imported_shows_the_cause(forget_gluoncv, monkeypatch, tmp_path):
+    (tmp_path / "gluoncv.py").write_text(
+        "try:\n    import no_such_module\nexcept ImportError as e:\n    raise ImportError('unable') from e\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match="gluoncv cannot be imported: No module named 'no_such_module'"):
+        zoo.names()
 
 
 def test_gluons_names_are_all_gluoncvs_too():

@@ -1,0 +1,1 @@
+"""What is done with a trained network: evaluate.py, predict.py and export.py."""

@@ -1,0 +1,134 @@
+"""export.py: a trained network as files that MXNet or ONNX Runtime loads without mxtrain, checked in a fresh process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Dict, List
+
+from mxtrain import cli, config
+from mxtrain.errors import TrainingError, UserError
+from mxtrain.inference import program
+from mxtrain.inference.settings import ExportConfig, RunConfig
+
+if TYPE_CHECKING:  # it imports mxnet
+    from mxtrain.inference.load import Trained
+
+_log = logging.getLogger("mxtrain")
+
+_SECTIONS = {"run": RunConfig, "export": ExportConfig}
+TOLERANCE = {"symbol": 1e-5, "onnx": 1e-4}
+"""Largest difference that is let pass, as a share of the largest output: other programs add up in another order."""
+
+_SAMPLES = 5
+_SECONDS_FOR_CHECK = 600
+_ONNX = "pip install 'onnx>=1.14.1,<1.17' 'onnxruntime>=1.17,<1.20'"
+
+
+def main(argv: List[str]) -> int:
+    """Exports as the command line says; returns the exit code."""
+    parser = config.parser("export.py", "Export a trained network, and check that it gives the same elsewhere.")
+    settings = program.parse(parser, _SECTIONS, argv)
+    out, kind = settings.export.out, settings.export.format
+    missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if kind == "onnx" and missing:
+        raise UserError(f"--format onnx: {' and '.join(missing)} not installed: {_ONNX}")
+
+    import mxnet as mx
+
+    from mxtrain.inference.load import load
+
+    run = load(settings.run, [mx.cpu()])  # its results are those that the check compares with
+    files, difference = export(run, Path(out), kind)
+    _log.info("checked in a fresh process: %d outputs differ by up to %.1e of the largest", _SAMPLES, difference)
+    if settings.json:
+        cli.print_json({"run": str(run.checkpoint.parent.parent), "checkpoint": run.checkpoint.name, "format": kind,
+                        "files": files, "difference": difference, "tolerance": TOLERANCE[kind]})
+    else:
+        print("\n".join(files))
+    return 0
+
+
+def export(run: Trained, out: Path, kind: str):
+    """Writes and checks the files -> (their names, the difference that the check found).
+
+    Raises UserError when the network cannot be exported or the files not be written, and TrainingError when the
+    check fails; then nothing is left or replaced.
+    """
+    from mxtrain.inference import graph
+
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
+    try:
+        x, expected = graph.samples(run, _SAMPLES)
+        (graph.write_onnx if kind == "onnx" else graph.write_symbol)(run, x.shape[1:], folder / out.name)
+        _write_descriptions(run, folder / out.name, kind)
+        difference = _check(folder, folder / out.name, kind, x, expected)
+        files = []
+        for file in sorted(folder.iterdir()):
+            os.replace(file, out.parent / file.name)
+            files.append(str(out.parent / file.name))
+        return files, difference
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_descriptions(run: Trained, prefix: Path, kind: str) -> None:
+    """What one must know to use the network: PREFIX-classes.txt, and all of it in PREFIX-input.json."""
+    from mxtrain.train.folder import write_classes
+
+    height, width, channels = run.pixels.shape
+    write_classes(prefix.parent, run.classes)
+    os.replace(prefix.parent / "classes.txt", f"{prefix}-classes.txt")
+    Path(f"{prefix}-input.json").write_text(json.dumps({
+        "input": {"name": "data", "type": "float32", "shape": [None, run.pixels.channels, height, width],
+                  "axes": ["image", "channel (RGB where there are 3)", "row", "column"],
+                  "values": "(pixel / peak - mean) / std, by channel"},
+        "peak": run.pixels.peak, "mean": list(run.pixels.mean), "std": list(run.pixels.std),
+        "image": {"height": height, "width": width, "channels": channels, "resize": run.pixels.resize,
+                  "preparation": "scale the shorter side to resize (where it is given; else to the height), cut out the "
+                                 "center; repeat the channel where the input has more than the image"},
+        "output": "scores by class, (images, classes); their softmax are probabilities",
+        "classes": run.classes, "model": run.settings.model.model, "format": kind,
+    }, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _check(folder: Path, prefix: Path, kind: str, x, expected) -> float:
+    """Runs the exported network in a fresh process; returns the difference."""
+    import numpy as np
+
+    inputs, outputs = folder / ".inputs.npy", folder / ".outputs.npy"
+    np.save(inputs, x)
+    package = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
+    command = [sys.executable, "-m", "mxtrain.inference.check", kind, str(prefix), str(inputs), str(outputs)]
+    try:
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, timeout=_SECONDS_FOR_CHECK, text=True, errors="replace")
+    except subprocess.TimeoutExpired:
+        raise TrainingError(f"the exported network gave no output within {_SECONDS_FOR_CHECK} s; nothing is kept") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise TrainingError(f"the exported network cannot be run ({last}); nothing is kept")
+    found = np.load(outputs)
+    for file in (inputs, outputs):
+        file.unlink()
+    if found.shape != expected.shape:
+        raise TrainingError(f"the exported network gives {found.shape}, the trained one {expected.shape}; nothing is kept")
+    difference = float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))
+    if not difference <= TOLERANCE[kind]:
+        raise TrainingError(f"the exported network differs by {difference:.1e} of the largest output from the trained one "
+                            f"({TOLERANCE[kind]:.0e} is allowed); nothing is kept")
+    return difference

@@ -1,0 +1,141 @@
+"""predict.py: the likeliest classes of images in files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Sequence, TextIO, Tuple
+
+import numpy as np
+
+from mxtrain import cli, config
+from mxtrain.devices import DeviceConfig
+from mxtrain.errors import UserError
+from mxtrain.inference import program
+from mxtrain.inference.settings import BatchConfig, PredictConfig, RunConfig
+
+if TYPE_CHECKING:  # it imports mxnet
+    from mxtrain.inference.load import Trained
+
+_log = logging.getLogger("mxtrain")
+
+_SECTIONS = {"run": RunConfig, "predict": PredictConfig, "batches": BatchConfig, "devices": DeviceConfig}
+_COLUMNS = ("file", "rank", "class", "probability")
+
+
+class Prediction(NamedTuple):
+    """Classes and probabilities of one file, the likeliest first."""
+
+    file: str
+    classes: List[str]
+    probabilities: List[float]
+
+
+def main(argv: List[str]) -> int:
+    """Predicts as the command line says; returns the exit code, 1 when a file could not be read."""
+    parser = config.parser("predict.py", "Predict the classes of images with a trained network.")
+    parser.add_argument("files", nargs="*", type=str, help="Images, and folders of images at any depth.")
+    settings = program.parse(parser, _SECTIONS, argv)
+    given = settings.given.get("files") or []
+    if not given:
+        raise UserError("no file is given: name images, or folders that hold some")
+    contexts = program.open_contexts(settings.devices)
+
+    from mxtrain.inference.load import load
+
+    files = find_files(given)
+    run = load(settings.run, contexts)
+    failed: Dict[str, str] = {}
+    predictions = predict(run, files, contexts, settings.batches, settings.predict.top, failed)
+    out = settings.predict.out
+    if out is not None:
+        with program.replacing(out) as file:
+            _write_json(file, predictions) if out.lower().endswith(".json") else _write_csv(file, predictions)
+    elif not settings.json:
+        _write_csv(sys.stdout, predictions)
+    listed = {"out": out} if out is not None else {"predictions": _plain(predictions)}
+    if settings.json:
+        cli.print_json({"run": str(run.checkpoint.parent.parent), "checkpoint": run.checkpoint.name, "files": len(files),
+                        **listed, "failed": [{"file": name, "error": text} for name, text in failed.items()]})
+    if failed:
+        _log.error("%d of %d files could not be read", len(failed), len(files))
+    return 1 if failed else 0
+
+
+def find_files(given: Sequence[str]) -> List[str]:
+    """The files named, and the images in the folders named. Raises UserError for what does not exist, and for no file."""
+    from mxtrain.data import folder
+
+    files: List[str] = []
+    for path in given:
+        if os.path.isdir(path):
+            found, skipped = folder.images_in(path)
+            if skipped:
+                reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+                _log.info("%s: skipped %d entries: %s", path, sum(skipped.values()), reasons)
+            files += [image.path for image in found]
+        elif os.path.exists(path):
+            files.append(path)
+        else:
+            raise UserError(f"{path}: no such file or folder")
+    if not files:
+        raise UserError(f"{', '.join(given)}: no images; looked for the endings {' '.join(folder.EXTENSIONS)}")
+    return files
+
+
+def predict(run: Trained, files: Sequence[str], contexts: Sequence, batches: BatchConfig, top: int,
+            failed: Dict[str, str]) -> Iterator[Prediction]:
+    """The predictions for image files, in their order.
+
+    What cannot be read is left out, logged, and put into `failed`: file -> reason.
+    """
+    from mxtrain.data.loader import Loader
+    from mxtrain.inference.files import Files
+    from mxtrain.parallel.inference import Inference
+    from mxtrain.parallel.program import compile_chain
+    from mxtrain.tasks.heads import Probabilities
+    from mxtrain.tasks.image import preprocess
+
+    inference = Inference(compile_chain([preprocess(run.pixels), run.net, Probabilities()]), contexts)
+    dataset = Files(files, run.pixels)
+    loader = Loader(dataset, batches.batch_size, shuffle=False, workers=batches.workers)
+    try:
+        for x, numbers in loader.batches(0):
+            rows = np.concatenate([output.asnumpy() for output in inference.evaluate([x])])
+            for number, probabilities in zip(numbers.tolist(), rows):
+                if number in dataset.failed:
+                    failed[files[number]] = dataset.failed[number]
+                    _log.error("%s", dataset.failed[number])
+                else:
+                    yield Prediction(files[number], *_likeliest(probabilities, run.classes, top))
+    finally:
+        loader.close()
+
+
+def _likeliest(probabilities: np.ndarray, classes: List[str], top: int) -> Tuple[List[str], List[float]]:
+    """Of classes that are equally likely the first counts first, as in evaluation."""
+    order = np.argsort(-probabilities, kind="stable")[:top]
+    return [classes[i] for i in order], probabilities[order].tolist()
+
+
+def _write_csv(file: TextIO, predictions: Iterator[Prediction]) -> None:
+    if hasattr(file, "reconfigure"):  # names of files need not be valid text; they come out as they went in
+        file.reconfigure(errors="surrogateescape")
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for one in predictions:
+        for rank, (name, probability) in enumerate(zip(one.classes, one.probabilities), 1):
+            writer.writerow([one.file, rank, name, f"{probability:.6g}"])
+
+
+def _write_json(file: TextIO, predictions: Iterator[Prediction]) -> None:
+    json.dump(_plain(predictions), file, indent=1, allow_nan=False)
+
+
+def _plain(predictions: Iterator[Prediction]) -> List[dict]:
+    return [{"file": one.file, "classes": [{"class": name, "probability": probability}
+                                           for name, probability in zip(one.classes, one.probabilities)]}
+            for one in predictions]

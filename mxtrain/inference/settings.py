@@ -1,0 +1,95 @@
+"""Settings of evaluate.py, predict.py and export.py; importable without mxnet."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Optional
+
+from mxtrain.errors import UserError
+
+
+@dataclass
+class RunConfig:
+    """The trained network."""
+
+    run: Optional[str] = None
+    """Run folder of train.py, or one of its checkpoints."""
+    checkpoint: Optional[str] = None
+    """Which checkpoint of the run folder: best, latest, or the name of one (default: best)."""
+
+    def __post_init__(self):
+        if not self.run:
+            raise UserError("--run is missing: give a run folder of train.py, or one of its checkpoints")
+
+
+@dataclass
+class BatchConfig:
+    """How images reach the network; changes nothing but the speed and the memory in use."""
+
+    batch_size: int = 64
+    """Images of a batch, over all devices."""
+    workers: int = 0
+    """Threads that read and decode ahead (0: read in between)."""
+
+    def __post_init__(self):
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size {self.batch_size}: must be 1 or more")
+        if self.workers < 0:
+            raise UserError(f"--workers {self.workers}: must be 0 or more")
+
+
+@dataclass
+class EvaluateConfig:
+    """What is evaluated, and what is told."""
+
+    data: Optional[str] = None
+    """Samples, as for train.py: their validation part where they have one, else all of them (default: the run's own
+    validation samples)."""
+    per_class: bool = False
+    """Tell the accuracy of each class."""
+    confusion: Optional[str] = None
+    """CSV file to write: for each true class (rows) how often which class (columns) was predicted."""
+
+    def __post_init__(self):
+        if self.confusion is not None:
+            check_writable("--confusion", self.confusion)
+
+
+@dataclass
+class PredictConfig:
+    """What is told about each image."""
+
+    top: int = 1
+    """Number of likeliest classes to list."""
+    out: Optional[str] = None
+    """File to write, .csv or .json (default: CSV to the standard output)."""
+
+    def __post_init__(self):
+        if self.top < 1:
+            raise UserError(f"--top {self.top}: must be 1 or more")
+        if self.out is not None:
+            if Path(self.out).suffix.lower() not in (".csv", ".json"):
+                raise UserError(f"--out {self.out}: must end in .csv or .json")
+            check_writable("--out", self.out)
+
+
+@dataclass
+class ExportConfig:
+    """What is written."""
+
+    out: Optional[str] = None
+    """Beginning of the names of all files: models/net gives models/net-symbol.json, models/net-0000.params, ..."""
+    format: Literal["symbol", "onnx"] = "symbol"
+    """MXNet's symbol and parameters, or ONNX."""
+
+    def __post_init__(self):
+        if not self.out or self.out.endswith("/") or Path(self.out).is_dir():
+            given = f"--out {self.out}" if self.out else "--out is missing"
+            raise UserError(f"{given}: give the beginning of the files' names, such as exported/net")
+
+
+def check_writable(flag: str, path: str) -> None:
+    """Raises UserError for a file that could not be written after all the work is done."""
+    if Path(path).is_dir():
+        raise UserError(f"{flag} {path}: is a folder; give the name of a file")
+    if not Path(path).parent.is_dir():
+        raise UserError(f"{flag} {path}: the folder {Path(path).parent} does not exist")

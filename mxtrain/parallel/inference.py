@@ -1,0 +1,32 @@
+"""Runs batches over replicas of a network that is not being trained: no gradients, no optimizer, no communication."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block
+
+from mxtrain.parallel.layout import rows_to, shard_bounds
+
+
+class Inference:
+    """Replicas of a block, one per context; offers what `train.evaluate` needs of a layout.
+
+    block: gives arrays whose first axis is the samples; initialized on all contexts.
+    """
+
+    def __init__(self, block: Block, contexts: Sequence[mx.Context]):
+        self._block, self._contexts = block, list(contexts)
+
+    def evaluate(self, batch: Sequence) -> List[mx.nd.NDArray]:
+        """The block's outputs for a batch, arrays on the host with the same number of rows: one output for each
+        context that gets rows, in the order of the rows."""
+        outputs = []
+        bounds = shard_bounds(len(batch[-1]), len(self._contexts))
+        with autograd.pause(train_mode=False):
+            for (start, stop), ctx in zip(bounds, self._contexts):
+                if start < stop:
+                    outputs.append(self._block(*(rows_to(array, start, stop, ctx) for array in batch)))
+        return outputs

@@ -28,7 +28,6 @@ setup(
         "jsonargparse[signatures]>=4.40,<5",
         "PyYAML>=5.4",
         "tqdm>=4.60,<5",
-        "rich>=12,<16",
         "tensorboardX>=2.5,<3",
         "matplotlib>=3.4,<4",
         'setuptools>=65,<81; python_version >= "3.12"',  # for distutils, which MXNet imports

@@ -11,7 +11,7 @@ import re
 import typing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, NoReturn
+from typing import Any, Dict, List, NoReturn, Sequence
 
 import jsonargparse
 import yaml
@@ -39,13 +39,23 @@ RENEWABLE = {"lr", "schedule", "warmup_epochs", "decay_epochs", "decay_factor", 
 
 
 class _Parser(jsonargparse.ArgumentParser):
+    _arguments: Sequence[str] = ()
+
+    def parse_args(self, args=None, **options):
+        self._arguments = args or ()
+        return super().parse_args(args, **options)
+
     def error(self, message: str, ex=None) -> NoReturn:
-        raise UserError(_in_our_words(self, " ".join(str(message).split())))
+        text = _in_our_words(self, " ".join(str(message).split()))
+        files = re.findall("(?m)^--config(?:=|$\n)(.*)", "\n".join(self._arguments))
+        raise UserError(re.sub("^(Problems parsing|Unexpected) config:", f"--config {' '.join(files)}: not a "
+                               "file of lines like `epochs: 3`:", text))
 
 
 def parser(program: str, description: str) -> jsonargparse.ArgumentParser:
     """A parser without flags whose errors are UserErrors of one line."""
-    return _Parser(prog=program, description=description, default_env=False, allow_abbrev=False)
+    return _Parser(prog=program, description=description, default_env=False, allow_abbrev=False,
+                   print_config=None)
 
 
 def training_parser() -> jsonargparse.ArgumentParser:
@@ -101,6 +111,10 @@ def build(values: Dict[str, Any]) -> SimpleNamespace:
 
 def sections_of(values: Dict[str, Any], sections: Dict[str, type]) -> SimpleNamespace:
     """One checked settings object per section; values of other names are passed over."""
+    for section in sections.values():
+        for name, kind in typing.get_type_hints(section).items():
+            if values.get(name, 0) is None and type(None) not in typing.get_args(kind):
+                raise UserError(f"--{name.replace('_', '-')} null: must be {_allowed(kind)}")
     return SimpleNamespace(**{
         key: section(**{f.name: values[f.name] for f in dataclasses.fields(section) if f.name in values})
         for key, section in sections.items()})
@@ -122,6 +136,9 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
 
     Raises UserError, with both values, for a field that belongs to the run and differs.
     """
+    given = {name: value for name, value in given.items() if (name, value) != ("task", "auto")}
+    if given.get("micro_batch"):
+        given["shards"] = -(-saved["batch_size"] // given.pop("micro_batch"))  # which is what it became
     for name, value in given.items():
         if name not in MACHINE | RENEWABLE and value != saved.get(name):
             raise UserError(f"--{name.replace('_', '-')} {value}: the run was started with {saved.get(name)}, "
@@ -131,6 +148,8 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
         values["gpus"] = None
     if "gpus" in given and "cpus" not in given:
         values["cpus"] = None
+    if given.get("schedule", "step") != "step" and "decay_epochs" not in given:
+        values["decay_epochs"] = []  # of the schedule that is left
     return values
 
 
@@ -142,6 +161,10 @@ def load(path: Path) -> Dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({error})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: not a configuration file")
+    try:
+        training_parser().parse_object(values, defaults=False)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     return values
 
 
@@ -162,7 +185,8 @@ def _in_our_words(of: jsonargparse.ArgumentParser, message: str) -> str:
     if unknown:
         name = unknown[1]
         if not name.startswith("-") and not message.startswith("Option"):
-            return f"{name}: unexpected; flags begin with --"
+            takes = [action.dest for action in of._actions if not action.option_strings]
+            return f"{name}: unexpected; " + (f"give all {takes[0]} in one place" if takes else "flags begin with --")
         return f"{name}: no such setting; {nearest(name, flags.values() if name.startswith('-') else flags)}"
     wrong = re.match(r'Parser key "(\w+)"', message)
     value = re.search(r"(?:Got|Given) value: (.*)$", message)

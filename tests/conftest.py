@@ -1,9 +1,12 @@
 """Settings of the test suite; pytest reads them whether it is started by make or by hand, from any folder."""
 
 import os
+import sys
 
 # Before anything imports mxnet: with more threads, tests on several CPU contexts would be refused.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+sys.path.insert(0, os.path.dirname(__file__))  # for what test files share: trainings.py
 
 import pytest  # noqa: E402
 

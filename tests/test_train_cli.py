@@ -3,9 +3,7 @@
 In one process, through the door that the script itself uses; a process of its own only where that is the point.
 """
 
-import csv
 import dataclasses
-import gc
 import json
 import math
 import re
@@ -20,41 +18,13 @@ import yaml
 from mxnet import gluon
 
 import mxtrain
-from mxtrain import cli, config
+from mxtrain import config
 from mxtrain.errors import UserError
 from mxtrain.train import checkpoint, session
-from mxtrain.train.main import main
+from trainings import MLP, QUIET, SCRIPT, arrays, assert_close, assert_same_bits, idx_folder, image_folder, metrics, one_line, train_program
 
 PACKAGE = Path(mxtrain.__file__).parent
-SCRIPT = PACKAGE.parent / "scripts" / "train.py"
-QUIET = ["--no-plots", "--no-tensorboard", "--no-progress"]
-MLP = ["--model", "mlp", "--batch-size", "256", "--epochs", "1", *QUIET]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_loaders():
-    """gluon's DataLoader collects garbage when it is made; over all of MXNet that takes as long as a small training."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture
-def train(monkeypatch, capsys):
-    """Runs train.py with some arguments; returns (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
-        capsys.readouterr()
-        handlers = list(cli._log.handlers)
-        try:
-            with pytest.raises(SystemExit) as ended:
-                cli.run("train.py", main)
-        finally:
-            cli._log.handlers[:] = handlers
-        return (ended.value.code, *capsys.readouterr())
-
-    return run
+train = pytest.fixture(train_program)
 
 
 @pytest.fixture
@@ -83,68 +53,23 @@ def own_network(tmp_path, monkeypatch, request):
     return write
 
 
-def arrays(run, name="latest"):
-    """The arrays of one of a run folder's checkpoints."""
-    folder = checkpoint.Folder(Path(run) / "checkpoints")
-    return checkpoint.read(folder.path / (folder.pointed(name) or name)).arrays
-
-
-def assert_same_bits(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        assert np.array_equal(one[name], other[name]), name
-
-
-def assert_close(one, other):
-    """Law 1's bound for float32 sums in another order: 1e-5 of a tensor's largest value."""
-    assert one.keys() == other.keys()
-    for name in one:
-        assert np.abs(one[name] - other[name]).max() <= 1e-5 * np.abs(one[name]).max(), name
-
-
 def assert_copies_equal(run):
     for name, parameter in run.parameters.items():
         first, *others = (copy.asnumpy() for copy in parameter.list_data())
         assert np.isfinite(first).all() and all(np.array_equal(first, other) for other in others), name
 
 
-def metrics(run):
-    with open(Path(run) / "metrics.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def one_line(stderr):
-    """The error that a program ended with; everything before it is log lines, nothing is a traceback."""
-    assert "Traceback" not in stderr
-    errors = [line for line in stderr.splitlines() if line.startswith("train.py: error: ")]
-    assert errors == stderr.splitlines()[-1:]
-    return errors[0]
-
-
-def idx_folder(folder, train_count, val_count, classes=3, side=6):
-    """Writes MNIST's kind of files; the classes can be told apart. Returns the folder."""
-    folder.mkdir()
-    random = np.random.RandomState(0)
-    for part, count in (("train", train_count), ("t10k", val_count)):
-        y = (np.arange(count) % classes).astype("uint8")
-        x = (random.randint(0, 60, (count, side, side)) + 80 * y[:, None, None]).astype("uint8")
-        for kind, array in (("images-idx3", x), ("labels-idx1", y)):
-            head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-            (folder / f"{part}-{kind}-ubyte").write_bytes(head + array.tobytes())
-    return folder
-
-
 # Flags and files
 
 
 def test_flags_win_over_the_file_and_the_resolved_configuration_is_the_same_run(train, tmp_path):
-    (tmp_path / "my.yaml").write_text("lr: 5e-2\nepochs: 7\nmodel: mlp\nbatch_size: 256\nclip_norm: 2\nplots: false\n"
-                                      "tensorboard: false\nfreeze: ['0.bias']\nschedule: step\ndecay_epochs: [1, 2]\n")
+    (tmp_path / "my.yaml").write_text("lr: 5e-2\nepochs: 7\nmodel: mlp\nbatch-size: 256\nclip_norm: 2\nplots: false\n"
+                                      "tensorboard: false\nfreeze: ['1.bias']\nschedule: step\ndecay_epochs: [1, 2]\n")
     code, _, stderr = train("--config", tmp_path / "my.yaml", "--epochs", 2, "--seed", 3, "--out", tmp_path / "a")
     assert code == 0, stderr
     saved = yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())
     assert set(saved) == set(config.field_names())
-    assert (saved["epochs"], saved["lr"], saved["seed"], saved["freeze"]) == (2, 0.05, 3, ["0.bias"])
+    assert (saved["epochs"], saved["lr"], saved["seed"], saved["batch_size"], saved["freeze"]) == (2, 0.05, 3, 256, ["1.bias"])
     assert train("--config", tmp_path / "a" / "config.yaml", "--out", tmp_path / "b")[0] == 0
     assert_same_bits(arrays(tmp_path / "a"), arrays(tmp_path / "b"))
 
@@ -180,6 +105,11 @@ def test_the_configuration_of_a_run_makes_a_new_run(train, tmp_path, monkeypatch
     (["--monitor", "accurcy"], ["--monitor", "accurcy", "accuracy"]),
     (["--recompute", "99"], ["--recompute", "99"]),
     (["--batch-size", "0"], ["--batch-size", "0"]),
+    (["--seed", "-1"], ["--seed", "-1"]),
+    (["--beta2", "-0.5"], ["--beta2", "-0.5"]),
+    (["--epsilon", "0"], ["--epsilon", "0"]),
+    (["--min-delta", "0.1"], ["--min-delta", "--patience"]),
+    (["--decay-epochs", "1"], ["--decay-epochs", "cosine"]),
     (["--shards", "2", "--micro-batch", "3"], ["--shards", "--micro-batch"]),
     (["--exact", "--shards", "2", "--cpus", "3"], ["--exact", "2", "3"]),
     (["--resume", "nowhere"], ["nowhere"]),
@@ -205,7 +135,6 @@ def test_a_mistake_is_one_line_and_makes_no_folder(train, tmp_path, monkeypatch,
     ("epochs: null\n", ["epochs"]),
     ("- epochs\n", ["my.yaml"]),
     ("epochs: [3\n", ["my.yaml"]),
-    ("model: mlp\nbatch-size: 3\n", ["batch-size", "batch_size"]),
 ])
 def test_a_mistake_in_a_file_is_one_line(train, tmp_path, monkeypatch, text, words):
     monkeypatch.chdir(tmp_path)
@@ -225,7 +154,7 @@ def test_every_flag_has_help_and_is_read_by_some_code():
         for field in dataclasses.fields(section):
             assert len(helped.get(field.name, "").split()) >= 3, f"--{field.name} has no help text"
             # As an attribute of a settings object. In the class's own file its checks (self.x) do not count.
-            elsewhere = re.findall(rf"(?:config|settings|model|train|parallel|optim|devices|parts\.\w+)\.{field.name}\b",
+            elsewhere = re.findall(rf"(?:config|settings|model|train|data|parallel|optim|devices)\.{field.name}\b",
                                    source + own)
             assert elsewhere, f"no code reads {field.name}: --{field.name.replace('_', '-')} has no effect"
     assert len(set(config.field_names())) == len(config.field_names())
@@ -235,11 +164,21 @@ def test_help_and_parsing_do_not_import_mxnet():
     probe = ("import sys; from mxtrain import config; from mxtrain.train import main, session\n"
              "parsed = config.parse(['--epochs', '3', '--cpus', '2'])\nsession.configure(parsed.given)\n"
              "try: config.parse(['--help'])\nexcept SystemExit as ended: assert not ended.code\n"
-             "heavy = {'mxnet', 'gluoncv', 'numpy', 'cv2', 'sklearn', 'matplotlib', 'tensorboardX'} & set(sys.modules)\n"
+             "heavy = {'mxnet', 'gluoncv', 'cv2', 'sklearn', 'matplotlib', 'tensorboardX'} & set(sys.modules)\n"
              "assert not heavy, heavy")
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--batch-size" in done.stdout and "--help" in done.stdout
+
+
+@pytest.mark.parametrize("flags, idle", [
+    (["--optimizer", "adam", "--momentum", 0.5], ["--momentum 0.5"]), (["--beta1", 0.5, "--epsilon", 0.1], ["--beta1 0.5", "--epsilon 0.1"]),
+    (["--final-lr", 0.1, "--schedule", "constant"], ["--final-lr 0.1"]), (["--decay-factor", 0.5, "--poly-power", 1], ["--decay-factor", "--poly"]),
+    (["--schedule", "poly", "--poly-power", 1, "--final-lr", 0.01, "--momentum", 0.5], [])])
+def test_flags_without_effect_are_said(train, tmp_path, flags, idle):
+    code, _, stderr = train(*MLP, *flags, "--out", tmp_path / "run")
+    said = [line for line in stderr.splitlines() if "has no effect" in line]
+    assert code == 0 and len(said) == len(idle) and all(any(text in line for line in said) for text in idle), stderr
 
 
 # Devices (D03)
@@ -393,14 +332,7 @@ def test_dropping_the_last_batch_is_said_and_an_epoch_without_batches_refused(tr
 
 
 def test_nine_images_in_folders(train, tmp_path):
-    import cv2
-
-    random = np.random.RandomState(1)
-    for number in range(9):
-        path = tmp_path / "pictures" / ("cat", "dog", "a bird")[number % 3] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(path), random.randint(0, 255, (20 + number, 50, 3)).astype("uint8"))
-    code, stdout, stderr = train("--data", tmp_path / "pictures", "--val-split", 0.34, "--model", "mobilenet0.25", "--image-size", 32,
+    code, stdout, stderr = train("--data", image_folder(tmp_path / "pictures", 9), "--val-split", 0.34, "--model", "mobilenet0.25", "--image-size", 32,
                                  "--batch-size", 8, "--cpus", 3, "--epochs", 2, "--lr", 0.01, "--workers", 2,
                                  "--out", tmp_path / "run", *QUIET)
     assert code == 0, stderr
@@ -462,6 +394,7 @@ def net(classes):
 '''
 
 
+@pytest.mark.filterwarnings("ignore:Parameter .* is not used by any computation")
 @pytest.mark.parametrize("source", [AUXILIARY, UNUSED.format(kind="HybridBlock", forward="hybrid_forward", f="F, ", also=", scale"),
                                     UNUSED.format(kind="Block", forward="forward", f="", also="")],
                          ids=["auxiliary", "unused", "unused-imperative"])

@@ -85,7 +85,7 @@ def evaluation_part(root: str) -> str:
 
 
 def images_in(root: str) -> Tuple[List[Image], Counter]:
-    """All images below a folder, which need not be sorted into classes, in one fixed order; and what was skipped and why."""
+    """All images below a folder, sorted into classes or not, in one fixed order; and what was skipped and why."""
     skipped: Counter = Counter()
     return sorted(_images_below(root, "", skipped, ()), key=lambda image: image.name), skipped
 

@@ -12,9 +12,9 @@ from mxtrain.tasks.image import Pixels
 def adapt(image: np.ndarray, pixels: Pixels, peak: int = 255) -> np.ndarray:
     """The same as in the evaluation of the run, for any image: (h, w, 1 or 3) uint8 -> pixels.shape, uint8.
 
-    peak: the image's value of full intensity. Color becomes grey, and grey is repeated, where the run's images are
-    so. The shorter side is scaled and the center cut out; where the run's images are no squares, all is scaled to
-    their shape.
+    peak: the image's value of full intensity. Color becomes grey, and grey is repeated, where the run's images
+    are so. The shorter side is scaled and the center cut out; where the run's images are no squares, all is
+    scaled to their shape.
     """
     height, width, channels = pixels.shape
     if image.shape[2] == 3 and channels == 1:

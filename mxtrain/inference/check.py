@@ -13,7 +13,7 @@ import numpy as np
 def _symbol(prefix: str, x: np.ndarray) -> np.ndarray:
     import mxnet as mx  # mxtrain, imported as the package of this file, has prepared numpy for it
 
-    net = mx.gluon.SymbolBlock.imports(f"{prefix}-symbol.json", ["data"], f"{prefix}-0000.params", ctx=mx.cpu())
+    net = mx.gluon.SymbolBlock.imports(f"{prefix}-symbol.json", ["data"], f"{prefix}-0000.params")
     return net(mx.nd.array(x)).asnumpy()
 
 

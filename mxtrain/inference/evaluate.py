@@ -33,7 +33,7 @@ class Evaluation(NamedTuple):
 
 def main(argv: List[str]) -> int:
     """Evaluates as the command line says; returns the exit code."""
-    parser = config.parser("evaluate.py", "Evaluate a trained network, by default on its run's validation samples.")
+    parser = config.parser("evaluate.py", "Evaluate a trained network, by default on its run's own data.")
     settings = program.parse(parser, _SECTIONS, argv)
     contexts = program.open_contexts(settings.devices)
 
@@ -48,9 +48,9 @@ def main(argv: List[str]) -> int:
         with program.replacing(settings.evaluate.confusion) as file:
             _write_confusion(file, run.classes, result.confusion)
     if settings.json:
-        cli.print_json({"run": str(run.checkpoint.parent.parent), "checkpoint": run.checkpoint.name, "data": samples.name,
-                        "samples": result.samples, **result.means, **({"classes": classes} if classes else {}),
-                        **({"confusion": settings.evaluate.confusion} if settings.evaluate.confusion else {})})
+        files = {"confusion": settings.evaluate.confusion} if settings.evaluate.confusion else {}
+        cli.print_json({**run.origin(), "data": samples.name, "samples": result.samples, **result.means,
+                        **({"classes": classes} if classes else {}), **files})
     else:
         _print(result, classes)
     return 0

@@ -1,4 +1,4 @@
-"""export.py: a trained network as files that MXNet or ONNX Runtime loads without mxtrain, checked in a fresh process."""
+"""export.py: a trained network as files for MXNet or ONNX Runtime, checked in a fresh process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List
+from typing import TYPE_CHECKING, List, Tuple
 
 from mxtrain import cli, config
 from mxtrain.errors import TrainingError, UserError
@@ -25,7 +25,7 @@ _log = logging.getLogger("mxtrain")
 
 _SECTIONS = {"run": RunConfig, "export": ExportConfig}
 TOLERANCE = {"symbol": 1e-5, "onnx": 1e-4}
-"""Largest difference that is let pass, as a share of the largest output: other programs add up in another order."""
+"""Largest difference that passes, as a share of the largest output: another runtime adds in another order."""
 
 _SAMPLES = 5
 _SECONDS_FOR_CHECK = 600
@@ -34,7 +34,7 @@ _ONNX = "pip install 'onnx>=1.14.1,<1.17' 'onnxruntime>=1.17,<1.20'"
 
 def main(argv: List[str]) -> int:
     """Exports as the command line says; returns the exit code."""
-    parser = config.parser("export.py", "Export a trained network, and check that it gives the same elsewhere.")
+    parser = config.parser("export.py", "Export a trained network, and check that it does the same elsewhere.")
     settings = program.parse(parser, _SECTIONS, argv)
     out, kind = settings.export.out, settings.export.format
     missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
@@ -47,32 +47,37 @@ def main(argv: List[str]) -> int:
 
     run = load(settings.run, [mx.cpu()])  # its results are those that the check compares with
     files, difference = export(run, Path(out), kind)
-    _log.info("checked in a fresh process: %d outputs differ by up to %.1e of the largest", _SAMPLES, difference)
+    _log.info("checked in a fresh process with %d inputs: the outputs differ by up to %.1e of the largest",
+              _SAMPLES, difference)
     if settings.json:
-        cli.print_json({"run": str(run.checkpoint.parent.parent), "checkpoint": run.checkpoint.name, "format": kind,
-                        "files": files, "difference": difference, "tolerance": TOLERANCE[kind]})
+        cli.print_json({**run.origin(), "format": kind, "files": files, "difference": difference,
+                        "tolerance": TOLERANCE[kind]})
     else:
         print("\n".join(files))
     return 0
 
 
-def export(run: Trained, out: Path, kind: str):
+def export(run: Trained, out: Path, kind: str) -> Tuple[List[str], float]:
     """Writes and checks the files -> (their names, the difference that the check found).
 
-    Raises UserError when the network cannot be exported or the files not be written, and TrainingError when the
-    check fails; then nothing is left or replaced.
+    Raises UserError when the network cannot be exported or the files not be written, and TrainingError when
+    the check fails; then nothing is left or replaced.
     """
     from mxtrain.inference import graph
 
+    traced = graph.trace(run)
+    x, expected = graph.samples(run, _SAMPLES)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
     try:
-        x, expected = graph.samples(run, _SAMPLES)
-        (graph.write_onnx if kind == "onnx" else graph.write_symbol)(run, x.shape[1:], folder / out.name)
-        _write_descriptions(run, folder / out.name, kind)
+        if kind == "onnx":
+            graph.write_onnx(traced, x.shape[1:], folder / f"{out.name}.onnx")
+        else:
+            graph.write_symbol(traced, folder / out.name)
+        _write_descriptions(run, folder / out.name)
         difference = _check(folder, folder / out.name, kind, x, expected)
         files = []
         for file in sorted(folder.iterdir()):
@@ -85,7 +90,7 @@ def export(run: Trained, out: Path, kind: str):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_descriptions(run: Trained, prefix: Path, kind: str) -> None:
+def _write_descriptions(run: Trained, prefix: Path) -> None:
     """What one must know to use the network: PREFIX-classes.txt, and all of it in PREFIX-input.json."""
     from mxtrain.train.folder import write_classes
 
@@ -98,10 +103,10 @@ def _write_descriptions(run: Trained, prefix: Path, kind: str) -> None:
                   "values": "(pixel / peak - mean) / std, by channel"},
         "peak": run.pixels.peak, "mean": list(run.pixels.mean), "std": list(run.pixels.std),
         "image": {"height": height, "width": width, "channels": channels, "resize": run.pixels.resize,
-                  "preparation": "scale the shorter side to resize (where it is given; else to the height), cut out the "
-                                 "center; repeat the channel where the input has more than the image"},
+                  "preparation": "scale the shorter side to resize (where it is given; else to the height), cut "
+                                 "out the center; repeat the channel where the input has more than the image"},
         "output": "scores by class, (images, classes); their softmax are probabilities",
-        "classes": run.classes, "model": run.settings.model.model, "format": kind,
+        "classes": run.classes, "model": run.settings.model.model,
     }, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -111,14 +116,15 @@ def _check(folder: Path, prefix: Path, kind: str, x, expected) -> float:
 
     inputs, outputs = folder / ".inputs.npy", folder / ".outputs.npy"
     np.save(inputs, x)
-    package = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
+    places = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     command = [sys.executable, "-m", "mxtrain.inference.check", kind, str(prefix), str(inputs), str(outputs)]
     try:
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                               stderr=subprocess.PIPE, timeout=_SECONDS_FOR_CHECK, text=True, errors="replace")
     except subprocess.TimeoutExpired:
-        raise TrainingError(f"the exported network gave no output within {_SECONDS_FOR_CHECK} s; nothing is kept") from None
+        raise TrainingError(f"the exported network gave no output within {_SECONDS_FOR_CHECK} s; nothing is "
+                            "kept") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise TrainingError(f"the exported network cannot be run ({last}); nothing is kept")
@@ -126,9 +132,10 @@ def _check(folder: Path, prefix: Path, kind: str, x, expected) -> float:
     for file in (inputs, outputs):
         file.unlink()
     if found.shape != expected.shape:
-        raise TrainingError(f"the exported network gives {found.shape}, the trained one {expected.shape}; nothing is kept")
-    difference = float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))
+        raise TrainingError(f"the exported network gives {found.shape}, the trained one {expected.shape}; "
+                            "nothing is kept")
+    difference = float(np.abs(found - expected).max() / (np.abs(expected).max() or 1.0))
     if not difference <= TOLERANCE[kind]:
-        raise TrainingError(f"the exported network differs by {difference:.1e} of the largest output from the trained one "
-                            f"({TOLERANCE[kind]:.0e} is allowed); nothing is kept")
+        raise TrainingError(f"the exported network differs from the trained one by {difference:.1e} of the "
+                            f"largest output ({TOLERANCE[kind]:.0e} is allowed); nothing is kept")
     return difference

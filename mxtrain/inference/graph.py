@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import Dict, Sequence, Tuple
+from typing import Dict, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -19,63 +20,76 @@ _OPSET = 13
 """The newest version of ONNX's operators that MXNet 1.9.1's converters know."""
 
 
+class Graph(NamedTuple):
+    """The graph of a network's main output; its input is called "data"."""
+
+    symbol: mx.sym.Symbol
+    arguments: Dict[str, mx.nd.NDArray]
+    """Parameters by name."""
+    auxiliary: Dict[str, mx.nd.NDArray]
+    """Running statistics by name."""
+
+
 def samples(run: Trained, rows: int) -> Tuple[np.ndarray, np.ndarray]:
     """(inputs, outputs) of the network itself, run operator by operator, for made-up images."""
-    images = np.random.RandomState(0).randint(0, run.pixels.peak + 1, (rows, *run.pixels.shape)).astype(np.uint8)
+    shape = (rows, *run.pixels.shape)
+    images = np.random.RandomState(0).randint(0, run.pixels.peak + 1, shape).astype(np.uint8)
     with autograd.pause(train_mode=False):
         x = preprocess(run.pixels)(mx.nd.array(images, dtype=np.uint8))
         return x.asnumpy(), first(run.net(x)).asnumpy()
 
 
-def write_symbol(run: Trained, shape: Sequence[int], prefix: Path) -> None:
-    """PREFIX-symbol.json and PREFIX-0000.params, for SymbolBlock.imports and Module.load. The input is called data."""
-    symbol, arguments, auxiliary = trace(run)
-    symbol.save(f"{prefix}-symbol.json")
-    named = {**{f"arg:{name}": array for name, array in arguments.items()},
-             **{f"aux:{name}": array for name, array in auxiliary.items()}}
+def write_symbol(graph: Graph, prefix: Path) -> None:
+    """PREFIX-symbol.json and PREFIX-0000.params, for SymbolBlock.imports and Module.load."""
+    graph.symbol.save(f"{prefix}-symbol.json")
+    named = {**{f"arg:{name}": array for name, array in graph.arguments.items()},
+             **{f"aux:{name}": array for name, array in graph.auxiliary.items()}}
     mx.nd.save(f"{prefix}-0000.params", named)
 
 
-def write_onnx(run: Trained, shape: Sequence[int], prefix: Path) -> None:
-    """PREFIX.onnx, for any number of images.  shape: of one input (channels, height, width)."""
+def write_onnx(graph: Graph, shape: Sequence[int], path: Path) -> None:
+    """An ONNX file for any number of images. shape: of one input (channels, height, width)."""
     import onnx
     from mxnet.onnx import export_model
 
-    symbol, arguments, auxiliary = trace(run)
-    path = f"{prefix}.onnx"
+    # The exporter logs by the root logger, which would then get a handler that prints all of our lines too.
+    logging.getLogger().addHandler(logging.NullHandler())
     context = onnx.checker.DEFAULT_CONTEXT
-    # MXNet claims the newest version that the package knows, whatever its converters write, and is checked by it.
+    # MXNet claims the newest version that the package knows, whatever its converters write, and is checked
+    # by it.
     newest, context.opset_imports = context.opset_imports, {"": _OPSET}
     try:
-        export_model(symbol, [arguments, auxiliary], [(1, *shape)], np.float32, path, dynamic=True,
-                     dynamic_input_shapes=[("batch", *shape)])
-        model = onnx.load(path)
+        export_model(graph.symbol, [graph.arguments, graph.auxiliary], [(1, *shape)], np.float32, str(path),
+                     dynamic=True, dynamic_input_shapes=[("batch", *shape)])
+        model = onnx.load(str(path))
         model.opset_import[0].version = _OPSET
         onnx.checker.check_model(model)
-    except (AttributeError, NotImplementedError, ValueError, TypeError, onnx.checker.ValidationError) as error:
-        raise UserError(f"--format onnx: {run.settings.model.model} cannot be written as ONNX: {_line(error)}") from error
+    except (AttributeError, NotImplementedError, ValueError, TypeError,
+            onnx.checker.ValidationError) as error:
+        raise UserError(f"--format onnx: the network cannot be written as ONNX ({_line(error)})") from error
     finally:
         context.opset_imports = newest
-    onnx.save(model, path)
+    onnx.save(model, str(path))
 
 
-def trace(run: Trained) -> Tuple[mx.sym.Symbol, Dict[str, mx.nd.NDArray], Dict[str, mx.nd.NDArray]]:
-    """The graph of the network's main output, and the parameters and running statistics in it.
+def trace(run: Trained) -> Graph:
+    """The graph of a network that is on cpu(0). Raises UserError when it has none.
 
     Unlike HybridBlock.export, without parameters that the output does not depend on.
     """
     model = run.settings.model.model
     if not isinstance(run.net, HybridBlock):
-        raise UserError(f"--model {model}: is a {type(run.net).__name__}, which has no graph; only a HybridBlock, such as "
-                        "HybridSequential, can be exported")
+        raise UserError(f"--model {model}: is a {type(run.net).__name__}, which has no graph; only a HybridBlock, "
+                        "such as HybridSequential, can be exported")
     try:
         with autograd.pause(train_mode=False):
             symbol = first(run.net(mx.sym.var("data")))
-    except Exception as error:  # whatever a user's network does with a symbol that it can do with an array only
-        raise UserError(f"--model {model}: cannot be hybridized, and so not exported: {_line(error)}") from error
+    except Exception as error:  # whatever a user's network does that only an array can
+        text = f"--model {model}: cannot be hybridized, and so not exported: {_line(error)}"
+        raise UserError(text) from error
     values = {p.name: p.data(mx.cpu()) for p in run.net.collect_params().values()}
-    return (symbol, {name: values[name] for name in symbol.list_arguments() if name != "data"},
-            {name: values[name] for name in symbol.list_auxiliary_states()})
+    return Graph(symbol, {name: values[name] for name in symbol.list_arguments() if name != "data"},
+                 {name: values[name] for name in symbol.list_auxiliary_states()})
 
 
 def _line(error: Exception) -> str:

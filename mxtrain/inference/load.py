@@ -37,6 +37,10 @@ class Trained(NamedTuple):
     fingerprint: Optional[str]
     """Of the data that it was trained on."""
 
+    def origin(self) -> dict:
+        """What --json tells about where the network comes from."""
+        return {"run": str(self.checkpoint.parent.parent), "checkpoint": self.checkpoint.name}
+
 
 def load(which: RunConfig, contexts: Sequence[mx.Context]) -> Trained:
     """Opens a run of train.py. Needs none of the devices that it was trained on, and reads no data.
@@ -64,7 +68,8 @@ def _checkpoint(which: RunConfig) -> Tuple[Path, checkpoint.Checkpoint]:
     place, named = checkpoint.find(which.run)
     if named is not None:
         if which.checkpoint is not None:
-            raise UserError(f"--checkpoint {which.checkpoint}: --run {which.run} is one checkpoint; give the run folder")
+            raise UserError(f"--checkpoint {which.checkpoint}: --run {which.run} is one checkpoint; give the run "
+                            "folder")
         return place, _read(named)
     kept = checkpoint.Folder(place / "checkpoints", reads_only=True)
     if which.checkpoint == "latest":
@@ -73,8 +78,8 @@ def _checkpoint(which: RunConfig) -> Tuple[Path, checkpoint.Checkpoint]:
     if name == "best":
         name = kept.pointed("best")
         if name is None:
-            raise UserError(f"--run {which.run}: has no best checkpoint, which it gets with its first complete epoch; "
-                            "--checkpoint latest takes the newest")
+            raise UserError(f"--run {which.run}: has no best checkpoint, which it gets with its first complete "
+                            "epoch; --checkpoint latest takes the newest")
     if name not in kept.names():
         raise UserError(f"--checkpoint {name}: must be one of {', '.join(['best', 'latest', *kept.names()])}")
     return place, _read(kept.path / name)
@@ -90,7 +95,8 @@ def _read(path: Path) -> checkpoint.Checkpoint:
 def _classes_and_pixels(place: Path) -> Tuple[List[str], Pixels]:
     for name in ("classes.txt", "input.json"):
         if not (place / name).is_file():
-            raise UserError(f"{place}: has no {name}; only runs of train.py, which makes the network itself, can be opened")
+            raise UserError(f"{place}: has no {name}; only runs of train.py, which makes the network itself, can "
+                            "be opened")
     try:
         return folder.read_classes(place), Pixels(**json.loads((place / "input.json").read_text()))
     except (OSError, ValueError, TypeError) as error:

@@ -7,13 +7,13 @@ import json
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Sequence, TextIO, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Optional, Sequence, TextIO, Tuple
 
 import numpy as np
 
 from mxtrain import cli, config
 from mxtrain.devices import DeviceConfig
-from mxtrain.errors import UserError
+from mxtrain.errors import TrainingError, UserError
 from mxtrain.inference import program
 from mxtrain.inference.settings import BatchConfig, PredictConfig, RunConfig
 
@@ -42,31 +42,26 @@ def main(argv: List[str]) -> int:
     given = settings.given.get("files") or []
     if not given:
         raise UserError("no file is given: name images, or folders that hold some")
+    files = find_files(given)
     contexts = program.open_contexts(settings.devices)
 
     from mxtrain.inference.load import load
 
-    files = find_files(given)
     run = load(settings.run, contexts)
     failed: Dict[str, str] = {}
     predictions = predict(run, files, contexts, settings.batches, settings.predict.top, failed)
-    out = settings.predict.out
-    if out is not None:
-        with program.replacing(out) as file:
-            _write_json(file, predictions) if out.lower().endswith(".json") else _write_csv(file, predictions)
-    elif not settings.json:
-        _write_csv(sys.stdout, predictions)
-    listed = {"out": out} if out is not None else {"predictions": _plain(predictions)}
+    listed = _deliver(predictions, settings.predict.out, settings.json)
     if settings.json:
-        cli.print_json({"run": str(run.checkpoint.parent.parent), "checkpoint": run.checkpoint.name, "files": len(files),
-                        **listed, "failed": [{"file": name, "error": text} for name, text in failed.items()]})
+        cli.print_json({**run.origin(), "files": len(files), **listed,
+                        "failed": [{"file": name, "error": text} for name, text in failed.items()]})
     if failed:
         _log.error("%d of %d files could not be read", len(failed), len(files))
     return 1 if failed else 0
 
 
 def find_files(given: Sequence[str]) -> List[str]:
-    """The files named, and the images in the folders named. Raises UserError for what does not exist, and for no file."""
+    """The files named, and the images in the folders named. Raises UserError for what does not exist, and when
+    there is none."""
     from mxtrain.data import folder
 
     files: List[str] = []
@@ -105,6 +100,8 @@ def predict(run: Trained, files: Sequence[str], contexts: Sequence, batches: Bat
     try:
         for x, numbers in loader.batches(0):
             rows = np.concatenate([output.asnumpy() for output in inference.evaluate([x])])
+            if not np.isfinite(rows).all():
+                raise TrainingError(f"{run.checkpoint}: the network's output is not finite")
             for number, probabilities in zip(numbers.tolist(), rows):
                 if number in dataset.failed:
                     failed[files[number]] = dataset.failed[number]
@@ -121,6 +118,21 @@ def _likeliest(probabilities: np.ndarray, classes: List[str], top: int) -> Tuple
     return [classes[i] for i in order], probabilities[order].tolist()
 
 
+def _deliver(predictions: Iterator[Prediction], out: Optional[str], as_json: bool) -> dict:
+    """Writes the predictions to where they are wanted; returns what --json tells about them."""
+    if out is not None:
+        with program.replacing(out) as file:
+            if out.lower().endswith(".json"):
+                json.dump(_plain(predictions), file, indent=1, allow_nan=False)
+            else:
+                _write_csv(file, predictions)
+        return {"out": out}
+    if as_json:
+        return {"predictions": _plain(predictions)}
+    _write_csv(sys.stdout, predictions)
+    return {}
+
+
 def _write_csv(file: TextIO, predictions: Iterator[Prediction]) -> None:
     if hasattr(file, "reconfigure"):  # names of files need not be valid text; they come out as they went in
         file.reconfigure(errors="surrogateescape")
@@ -129,10 +141,6 @@ def _write_csv(file: TextIO, predictions: Iterator[Prediction]) -> None:
     for one in predictions:
         for rank, (name, probability) in enumerate(zip(one.classes, one.probabilities), 1):
             writer.writerow([one.file, rank, name, f"{probability:.6g}"])
-
-
-def _write_json(file: TextIO, predictions: Iterator[Prediction]) -> None:
-    json.dump(_plain(predictions), file, indent=1, allow_nan=False)
 
 
 def _plain(predictions: Iterator[Prediction]) -> List[dict]:

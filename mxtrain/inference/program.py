@@ -15,11 +15,12 @@ from mxtrain.errors import UserError
 
 def parse(parser, sections: Dict[str, type], argv: List[str]) -> SimpleNamespace:
     """One checked settings object per section, and all that was given (`given`), from a command line."""
-    parser.add_argument("--json", action="store_true", help="Print one JSON object as the last line of the output.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object and nothing else.")
     for section in sections.values():
         config.add_fields(parser, section)
     given: Dict[str, Any] = vars(parser.parse_args(argv, defaults=False))
-    return SimpleNamespace(**vars(config.sections_of(given, sections)), json=bool(given.get("json")), given=given)
+    settings = config.sections_of(given, sections)
+    return SimpleNamespace(**vars(settings), json=bool(given.get("json")), given=given)
 
 
 def open_contexts(devices: DeviceConfig) -> list:
@@ -31,7 +32,7 @@ def open_contexts(devices: DeviceConfig) -> list:
 
 @contextmanager
 def replacing(path: str):
-    """A text file to write that gets its name when it is complete. What had the name before stays until then."""
+    """A text file to write that gets its name when it is complete; what had the name before stays until then."""
     temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
     try:
         # Names of files need not be valid text; they come out as they went in.

@@ -32,9 +32,10 @@ class Samples(NamedTuple):
 
 
 def open_samples(path: Optional[str], run: Trained) -> Samples:
-    """The validation part of `path` where it has one, else all of it; without a path, the run's own validation samples.
+    """The validation part of `path` where it has one, else all of it; by default the run's own validation samples.
 
-    Classes are matched by name. Raises UserError when nothing is found, and for a class that the network does not know.
+    Classes are matched by name. Raises UserError when nothing is found, and for a class that the network does
+    not know.
     """
     if path is None or _same_place(path, run.settings.data.data):
         samples = _own(run)
@@ -54,10 +55,12 @@ def _own(run: Trained) -> Samples:
     if data.val is None:
         raise UserError(f"--data {config.data}: the run was trained without validation samples; give others")
     if (tuple(data.shape), data.peak) != (tuple(run.pixels.shape), run.pixels.peak):
-        raise UserError(f"--data {config.data}: its images are {by(data.shape)} now, the run was trained on {by(run.pixels.shape)}")
+        raise UserError(f"--data {config.data}: its images are {by(data.shape)} now, the run was trained on "
+                        f"{by(run.pixels.shape)}")
     if data.fingerprint != run.fingerprint:
         _log.warning("%s has changed since the run was trained: its validation part may be another", config.data)
-    return Samples(f"the validation part of {config.val or config.data}", data.val, _outputs(data, config.data, run))
+    name = f"the validation part of {config.data}" if config.val is None else config.val
+    return Samples(name, data.val, _outputs(data, config.data, run))
 
 
 def _image_folder(path: str, run: Trained) -> Samples:

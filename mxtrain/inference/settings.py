@@ -42,8 +42,8 @@ class EvaluateConfig:
     """What is evaluated, and what is told."""
 
     data: Optional[str] = None
-    """Samples, as for train.py: their validation part where they have one, else all of them (default: the run's own
-    validation samples)."""
+    """Samples, as for train.py: their validation part where they have one, else all of them (default: the
+    run's own validation samples)."""
     per_class: bool = False
     """Tell the accuracy of each class."""
     confusion: Optional[str] = None
@@ -77,7 +77,7 @@ class ExportConfig:
     """What is written."""
 
     out: Optional[str] = None
-    """Beginning of the names of all files: models/net gives models/net-symbol.json, models/net-0000.params, ..."""
+    """Beginning of the files' names: models/net gives models/net-symbol.json, models/net-0000.params, ..."""
     format: Literal["symbol", "onnx"] = "symbol"
     """MXNet's symbol and parameters, or ONNX."""
 

@@ -107,6 +107,18 @@ def create(config: OptimConfig, parameters: Dict[str, Parameter]) -> mx.optimize
     return optimizer
 
 
+def without_effect(config: OptimConfig) -> List[str]:
+    """What is set to another value than its default and plays no part: lines for the log."""
+    accepted = inspect.signature(mx.optimizer.Optimizer.opt_registry[config.optimizer].__init__).parameters
+    idle = {name: f"--optimizer {config.optimizer}" for name in ("momentum", "beta1", "beta2", "epsilon") if name not in accepted}
+    for name, schedules in (("decay_factor", ["step"]), ("poly_power", ["poly"]), ("final_lr", ["poly", "cosine"])):
+        if config.schedule not in schedules:
+            idle[name] = f"--schedule {config.schedule}"
+    defaults = OptimConfig()
+    return [f"--{name.replace('_', '-')} {getattr(config, name)} has no effect with {why}" for name, why in idle.items()
+            if getattr(config, name) != getattr(defaults, name)]
+
+
 def _decays(parameter: Parameter) -> bool:
     return not parameter.name.endswith(("bias", "gamma", "beta"))
 

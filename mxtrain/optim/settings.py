@@ -43,12 +43,15 @@ class OptimConfig:
 
     def __post_init__(self):
         self.optimizer = self.optimizer.lower()
-        for name in ("lr", "weight_decay", "warmup_epochs", "final_lr", "momentum"):
+        for name in ("lr", "weight_decay", "warmup_epochs", "final_lr", "momentum", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be a number from 0 on")
         for name in ("momentum", "beta1", "beta2"):
             if getattr(self, name) >= 1:
                 raise UserError(f"--{name} {getattr(self, name)}: must be below 1")
+        for name in ("epsilon", "decay_factor", "poly_power"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be a number above 0")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(f"--clip-norm {self.clip_norm}: must be above 0")
         if self.schedule == "step" and not self.decay_epochs:

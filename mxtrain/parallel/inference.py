@@ -1,4 +1,4 @@
-"""Runs batches over replicas of a network that is not being trained: no gradients, no optimizer, no communication."""
+"""Runs batches over replicas of a network that is not trained: no gradients, optimizer or communication."""
 
 from __future__ import annotations
 

@@ -7,16 +7,16 @@ micro-batches are one idea, and with exact sums the result does not depend on R.
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 
 from mxtrain.models import plan
-from mxtrain.parallel.exact import ExactSum, FloatSum
+from mxtrain.parallel.gradients import ExactGradients, FloatGradients
 from mxtrain.parallel.program import build
-from mxtrain.parallel.statistics import RunningStatistics, moving_layers, unreached_by_backward
+from mxtrain.parallel.statistics import ShardStatistics, moving_layers, unreached_by_backward
 from mxtrain.seeds import mix
 
 Arrays = List[mx.nd.NDArray]
@@ -32,13 +32,10 @@ def assigned(replica: int, replicas: int, shards: int) -> range:
     return range(replica * shards // replicas, (replica + 1) * shards // replicas)
 
 
-class _Share(NamedTuple):
-    """What one group of chunks has on one context."""
-
-    gradients: Arrays
-    start: int  # place of its first gradient in the vector of all gradients
-    statistics: Optional[RunningStatistics]
-    statistics_start: int
+class _Replica(NamedTuple):
+    ctx: mx.Context
+    gradients: Union[FloatGradients, ExactGradients]
+    statistics: Optional[ShardStatistics]
 
 
 class Layout:
@@ -62,42 +59,28 @@ class Layout:
         self._preprocess = preprocess
         # With a single shard MXNet's own running statistics are right as they are.
         own_statistics = not exact and shards == 1 and recompute == "none"
-        static = recompute == "none" and (own_statistics or not moving_layers(net))
+        static = not exact and recompute == "none" and (own_statistics or not moving_layers(net))
         self._program = program = build(net, head, evaluation_head, recompute, static)
         if len(program.segments) > 1:
             plan.check(net, program.segments, *sample)
         owned = _each_once([_trainable(chunks) for chunks in program.groups])
         layers = _each_once([[] if own_statistics else _moving(chunks) for chunks in program.groups])
         self.parameters: List[Parameter] = sum(owned, [])
-        one_pass = shards <= len(contexts) and len(program.groups) == 1
-        self._adds = not exact and not one_pass
-        for parameter in self.parameters:
-            parameter.grad_req = "add" if self._adds else "write"
+        several_passes = shards > len(contexts) or len(program.groups) > 1
         # An imperative block may leave out a parameter, whose gradient of an earlier batch would then count again.
-        self._may_leave_out = not all(isinstance(c.block, HybridBlock) for group in program.groups for c in group)
+        may_leave_out = not all(isinstance(c.block, HybridBlock) for group in program.groups for c in group)
         self._input_gradient = unreached_by_backward(net)
-        self._shares = [_shares(owned, layers, ctx) for ctx in self.contexts]
-        self._statistics_sums, self._gradient_sums = [], []
-        if any(layers):
-            size = sum(share.statistics.size for share in self._shares[0] if share.statistics)
-            self._statistics_sums = [ExactSum(size, ctx, shards) if exact else FloatSum(size, ctx)
-                                     for ctx in self.contexts]
-        if exact:
-            size = sum(p.data(self.contexts[0]).size for p in self.parameters)
-            self._gradient_sums = [ExactSum(size, ctx, shards) for ctx in self.contexts]
-            self.gradients = [_views(sums.total, self.parameters) for sums in self._gradient_sums]
-        else:
-            self.gradients = [[p.grad(ctx) for p in self.parameters] for ctx in self.contexts]
-        self.sums = self._arrays_to_reduce()
-
-    def _arrays_to_reduce(self) -> List[Arrays]:
-        """For each array, its copies on all contexts."""
-        over_contexts = [sum((sums.parts for sums in per_context), []) for per_context in
-                         zip(*(s for s in (self._gradient_sums, self._statistics_sums) if s))]
-        if not self.exact:
-            over_contexts = [gradients + (over_contexts[r] if over_contexts else [])
-                             for r, gradients in enumerate(self.gradients)]
-        return [list(copies) for copies in zip(*over_contexts)]
+        # Groups that are frozen from the input on need no backward (and MXNet refuses one that reaches nothing).
+        self._first_group = 0 if self._input_gradient else next((i for i, own in enumerate(owned) if own), 0)
+        self._replicas = [
+            _Replica(ctx, ExactGradients(self.parameters, ctx, shards, may_leave_out) if exact
+                     else FloatGradients(self.parameters, ctx, several_passes, may_leave_out),
+                     ShardStatistics(layers, ctx, exact, shards) if any(layers) else None)
+            for ctx in contexts]
+        self.gradients = [replica.gradients.arrays for replica in self._replicas]
+        # For each array to be reduced, its copies on all contexts.
+        self.sums = [list(copies) for copies in zip(*(
+            [*r.gradients.parts, *(r.statistics.parts if r.statistics else [])] for r in self._replicas))]
 
     def forward_backward(self, batch: Sequence, update: int) -> Arrays:
         """Runs the batch (*inputs, label), arrays on the host with the same number of rows.
@@ -105,57 +88,52 @@ class Layout:
         Returns the head's reports in the order of the shards. `update` names the random numbers to draw.
         """
         bounds = shard_bounds(len(batch[-1]), self.shards)
-        self._clear(bounds)
-        reports = {}
-        for replica, shard, arrays in self._pieces(batch, bounds):
-            reports[shard] = self._run_shard(replica, arrays, (self._seed, update, shard))
+        queues = self._queues(batch, bounds)
+        for replica, queue in zip(self._replicas, queues):
+            replica.gradients.begin(busy=bool(queue))
+            if replica.statistics:
+                replica.statistics.begin()
+        reports = {shard: self._run_shard(replica, arrays, (self._seed, update, shard))
+                   for replica, shard, arrays in self._in_turns(queues)}
+        for replica in self._replicas:
+            replica.gradients.end()
+            if replica.statistics:
+                replica.statistics.end()
         self._shards_run = len(reports)
         return [reports[shard] for shard in sorted(reports)]
 
     def finish(self) -> None:
         """Turns the sums over all contexts into `gradients` and running statistics."""
-        for sums in self._gradient_sums:
-            sums.finish()
-        for shares, sums in zip(self._shares, self._statistics_sums):
-            total = sums.finish()
-            for share in shares:
-                if share.statistics:
-                    a = share.statistics_start
-                    share.statistics.finish(total[a:a + share.statistics.size], self._shards_run)
+        for replica in self._replicas:
+            replica.gradients.finish()
+            if replica.statistics:
+                replica.statistics.finish(self._shards_run)
+
+    def wait(self) -> None:
+        """Waits for all that was begun. Before running statistics are read: see `compile_chain` on static memory."""
+        mx.nd.waitall()
 
     def evaluate(self, batch: Sequence) -> Arrays:
         """The evaluation head's outputs for a batch, in the order of the shards. Nothing is recorded or changed."""
-        outputs = {}
-        for _, shard, arrays in self._pieces(batch, shard_bounds(len(batch[-1]), self.shards)):
-            outputs[shard] = self._program.inference(*arrays)
+        queues = self._queues(batch, shard_bounds(len(batch[-1]), self.shards))
+        outputs = {shard: self._program.inference(*arrays) for _, shard, arrays in self._in_turns(queues)}
         return [outputs[shard] for shard in sorted(outputs)]
 
-    def _clear(self, bounds) -> None:
-        for r, shares in enumerate(self._shares):
-            gradients = [g for share in shares for g in share.gradients]
-            busy = any(a < b for a, b in (bounds[s] for s in assigned(r, len(self.contexts), self.shards)))
-            if gradients and not self.exact and (self._adds or self._may_leave_out or not busy):
-                mx.nd.reset_arrays(*gradients, num_arrays=len(gradients))
-            for share in shares:
-                if share.statistics:
-                    share.statistics.begin()
-        for sums in [*self._gradient_sums, *self._statistics_sums]:
-            sums.clear()
-
-    def _pieces(self, batch, bounds):
-        """Yields (replica, shard, [*inputs, label] on its context) of every shard that has rows.
-
-        Each context gets its rows in one copy. Contexts take turns, so that all are kept busy.
-        """
+    def _queues(self, batch, bounds) -> List[list]:
+        """For each context, (shard, [*inputs, label]) of those of its shards that have rows; sent in one copy."""
         queues = []
         for r, ctx in enumerate(self.contexts):
             own = [s for s in assigned(r, len(self.contexts), self.shards) if bounds[s][0] < bounds[s][1]]
             queues.append(_cut(self._load(batch, bounds[own[0]][0], bounds[own[-1]][1], ctx), bounds, own, self.exact)
                           if own else [])
+        return queues
+
+    def _in_turns(self, queues):
+        """Yields (replica, shard, arrays), the contexts taking turns, so that all are kept busy."""
         for turn in range(max(map(len, queues))):
-            for r, queue in enumerate(queues):
+            for replica, queue in zip(self._replicas, queues):
                 if turn < len(queue):
-                    yield (r, *queue[turn])
+                    yield (replica, *queue[turn])
 
     def _load(self, batch, start, stop, ctx) -> Arrays:
         arrays = [rows_to(array, start, stop, ctx) for array in batch]
@@ -163,19 +141,20 @@ class Layout:
             arrays[:-1] = [self._preprocess(array) for array in arrays[:-1]]
         return arrays
 
-    def _run_shard(self, replica: int, arrays: Arrays, key: Tuple[int, ...]) -> mx.nd.NDArray:
+    def _run_shard(self, replica: _Replica, arrays: Arrays, key: Tuple[int, ...]) -> mx.nd.NDArray:
         """One forward and backward pass, group by group from the last; returns the head's report."""
-        ctx, (*x, label) = self.contexts[replica], arrays
-        groups, kept = self._program.groups, []
+        *x, label = arrays
+        groups, kept, ctx, statistics = self._program.groups, [], replica.ctx, replica.statistics
+        replica.gradients.before_shard()
         for chunks in self._program.ahead:
             kept.append(x)
             with autograd.train_mode():
                 x = [_run(chunks, x, key, ctx)]
-        for i in reversed(range(len(groups))):
-            share = self._shares[replica][i]
-            if i or self._input_gradient:
+        for i in reversed(range(self._first_group, len(groups))):
+            if i > self._first_group or self._input_gradient:
                 x[0].attach_grad()
-            self._before_recording(share)
+            if statistics:
+                statistics.before_pass(i)
             with autograd.record():
                 if i == len(groups) - 1:
                     loss, report = _run(groups[i], x, key, ctx, label)
@@ -185,23 +164,12 @@ class Layout:
                 loss.backward()
             else:
                 output.backward(gradient)
-            self._after_backward(replica, share)
-            if i:
+            if statistics:
+                statistics.after_pass(i)
+            if i > self._first_group:
                 gradient, x = x[0].grad, kept[i - 1]
+        replica.gradients.after_shard()
         return report
-
-    def _before_recording(self, share: _Share) -> None:
-        if share.statistics:
-            share.statistics.clear()
-        if self.exact and self._may_leave_out and share.gradients:
-            mx.nd.reset_arrays(*share.gradients, num_arrays=len(share.gradients))
-
-    def _after_backward(self, replica: int, share: _Share) -> None:
-        if self.exact and share.gradients:
-            flat = mx.nd.concat(*[g.reshape((-1,)) for g in share.gradients], dim=0)
-            self._gradient_sums[replica].add(share.start, flat)
-        if share.statistics:
-            self._statistics_sums[replica].add(share.statistics_start, share.statistics.read())
 
 
 def _run(chunks, x, key, ctx, *label):
@@ -250,23 +218,3 @@ def _each_once(lists: List[list]) -> List[list]:
                 seen.add(id(item))
                 kept[-1].append(item)
     return kept
-
-
-def _shares(owned, layers, ctx) -> List[_Share]:
-    shares, start, statistics_start = [], 0, 0
-    for parameters, moving in zip(owned, layers):
-        statistics = RunningStatistics(moving, ctx) if moving else None
-        shares.append(_Share([p.grad(ctx) for p in parameters], start, statistics, statistics_start))
-        start += sum(g.size for g in shares[-1].gradients)
-        statistics_start += statistics.size if statistics else 0
-    return shares
-
-
-def _views(flat: mx.nd.NDArray, parameters) -> Arrays:
-    """The parts of a vector as arrays of the parameters' shapes, sharing its memory."""
-    views, start = [], 0
-    for p in parameters:
-        size = p.data(flat.context).size
-        views.append(flat[start:start + size].reshape(p.shape))
-        start += size
-    return views

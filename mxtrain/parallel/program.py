@@ -71,8 +71,9 @@ class _Chain(Block):
 def compile_chain(blocks: Sequence[Block], head: Optional[Block] = None, static: bool = False) -> Block:
     """One block that computes `blocks` one after the other and then `head` on the result and the label.
 
-    static: keep the memory of the graph between calls. It is quicker, but the memory is held for good, and
-    MXNet 1.9.1 does not tell its engine that backward writes running statistics: who reads them may read too soon.
+    static: keep the memory of the graph between calls. It is quicker, but the memory is held for good; MXNet 1.9.1 does
+    not tell its engine that backward writes running statistics, so that who reads them may read too soon; and backward
+    goes on writing to the gradient arrays of its first call when others have been marked.
     """
     if not all(isinstance(block, HybridBlock) for block in [*blocks, *([head] if head else [])]):
         return _Chain(blocks, head)

@@ -14,6 +14,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block, nn
 
+from mxtrain.parallel.exact import ExactSum, FloatSum
+
 
 def moving_layers(block: Block) -> List[nn.BatchNorm]:
     """The batch normalizations below a block whose running statistics follow the batches, each once."""
@@ -56,6 +58,49 @@ class RunningStatistics:
         values = self._momentum * self._before + total / shards
         for array, a, b in zip(self._arrays, self._starts, self._starts[1:]):
             values[int(a):int(b)].copyto(array)
+
+
+class ShardStatistics:
+    """The running statistics of one context, collected shard by shard and group by group of the layers.
+
+    Used in this order: begin (a batch); before_pass and after_pass around the recorded pass of each group of each shard; end;
+    then the arrays in `parts` are summed over all contexts and processes; finish.
+    shards: number of shards of a batch, over all contexts.
+    """
+
+    def __init__(self, layers: List[List[nn.BatchNorm]], ctx: mx.Context, exact: bool, shards: int):
+        self._groups = [RunningStatistics(group, ctx) if group else None for group in layers]
+        sizes = [group.size if group else 0 for group in self._groups]
+        self._starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        self._sum = ExactSum(sum(sizes), ctx, shards) if exact else FloatSum(sum(sizes), ctx)
+        self.parts = self._sum.parts
+        self._to_add = []
+
+    def begin(self) -> None:
+        self._to_add = []
+        self._sum.clear()
+        for group in filter(None, self._groups):
+            group.begin()
+
+    def before_pass(self, group: int) -> None:
+        if self._groups[group]:
+            self._groups[group].clear()
+
+    def after_pass(self, group: int) -> None:
+        if self._groups[group]:
+            self._to_add.append((self._starts[group], self._groups[group].read()))
+
+    def end(self) -> None:
+        # Not before: on a CPU an exact sum waits for what it adds, and the passes should follow without a pause.
+        for start, vector in self._to_add:
+            self._sum.add(start, vector)
+
+    def finish(self, shards: int) -> None:
+        """shards: how many had rows."""
+        total = self._sum.finish()
+        for group, start in zip(self._groups, self._starts):
+            if group:
+                group.finish(total[start:start + group.size], shards)
 
 
 def unreached_by_backward(net: Block) -> bool:

@@ -50,7 +50,7 @@ def write(path: Path, arrays: Dict[str, np.ndarray], state: dict) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        np.savez(temporary / "arrays.npz", **arrays)
+        _save_arrays(temporary / "arrays.npz", arrays)
         (temporary / "state.json").write_text(json.dumps(state, indent=1))
         files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)}
                  for name in ("arrays.npz", "state.json")}
@@ -64,17 +64,22 @@ def write(path: Path, arrays: Dict[str, np.ndarray], state: dict) -> None:
         _flush(path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        repair(path.parent)
         raise
+
+
+def _save_arrays(path: Path, arrays: Dict[str, np.ndarray]) -> None:
+    # As np.savez does, which on a full disk leaves an open archive behind, with a traceback when that is collected.
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 def read(path: Path) -> Checkpoint:
     """Reads a checkpoint folder and checks it against its manifest. Raises CorruptCheckpoint."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        if manifest["format"] != FORMAT:
-            raise UserError(f"{path}: written in format {manifest['format']}, this version reads format {FORMAT}")
-        for name, expected in manifest["files"].items():
+        for name, expected in _manifest(path).items():
             size = (path / name).stat().st_size
             if size != expected["bytes"]:
                 raise CorruptCheckpoint(f"{path / name}: {size} bytes instead of {expected['bytes']}")
@@ -87,6 +92,21 @@ def read(path: Path) -> Checkpoint:
         raise CorruptCheckpoint(f"{error.filename}: missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise CorruptCheckpoint(f"{path}: unreadable ({error})") from None
+
+
+def _manifest(path: Path) -> Dict[str, dict]:
+    """File -> its size and checksum."""
+    file = path / "manifest.json"
+    try:
+        manifest = json.loads(file.read_text())
+        written, files = manifest["format"], manifest["files"]
+    except FileNotFoundError:
+        raise CorruptCheckpoint(f"{file}: missing") from None
+    except (IsADirectoryError, ValueError, KeyError, TypeError):
+        raise CorruptCheckpoint(f"{file}: not a manifest") from None
+    if written != FORMAT:
+        raise UserError(f"{path}: written in format {written}, this version reads format {FORMAT}")
+    return files
 
 
 def read_chosen(path: Path) -> Checkpoint:
@@ -115,7 +135,7 @@ class Folder:
         """
         path = self.path / f"update-{update:08d}"
         try:
-            write(path, arrays, state)
+            write(path, arrays, {**state, "best": best})
             _point(self.path / "latest", path.name)
             if best:
                 _point(self.path / "best", path.name)
@@ -150,8 +170,17 @@ class Folder:
                 _log.warning("%s; going back to the checkpoint before it", error)
         raise UserError(f"{self.path}: no usable checkpoint")
 
-    def discard_after(self, update: int) -> None:
-        """Removes the checkpoints of later updates, which belong to a course that is being left."""
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """Makes a checkpoint the latest, and the best if it was, for a training that goes on from it.
+
+        Whoever wrote it may have died before it had done so. Those of later updates belong to a course that is left.
+        """
+        self._discard_after(_update(checkpoint.path.name))
+        _point(self.path / "latest", checkpoint.path.name)
+        if checkpoint.state["best"]:
+            _point(self.path / "best", checkpoint.path.name)
+
+    def _discard_after(self, update: int) -> None:
         for name in self.names():
             if _update(name) > update:
                 _log.info("removing %s, which is past the checkpoint that the run goes on from", self.path / name)

@@ -83,6 +83,7 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
                                  [rows, *callbacks])
     finally:
         for parameter, mode in modes.items():
+            parameter.grad_req = "null"  # gives up the arrays of this training, and gets new ones with the old mode
             parameter.grad_req = mode
     return Result(rows.rows, run.monitor.best, run.monitor.best_epoch, path and str(path))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import logging.handlers
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import List, Optional
 
-from mxtrain.errors import UserError
+from mxtrain.errors import TrainingError, UserError
 
 
 def make(out: Optional[str], name: str) -> Path:
@@ -34,6 +35,15 @@ def make(out: Optional[str], name: str) -> Path:
             raise UserError(f"{folder}: cannot be made ({error.strerror}); --out says where") from None
 
 
+@contextmanager
+def naming(path: Path):
+    """Makes an OSError a TrainingError that names a file or folder: one that a write raises names none."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(f"{error.filename or path}: cannot be written ({error.strerror or error})") from None
+
+
 def write_classes(folder: Path, classes: List[str]) -> None:
     """classes.txt: one name a line, in the order of the network's outputs."""
     (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
@@ -52,12 +62,14 @@ _early = logging.handlers.MemoryHandler(capacity=1000, flushLevel=logging.CRITIC
 
 def remember_log() -> None:
     """Keeps what is logged from now on for the log.txt to come."""
+    _early.buffer.clear()  # of a start before, in the same process
     logging.getLogger("mxtrain").addHandler(_early)
 
 
 def log_to(folder: Path) -> logging.Handler:
     """Adds a handler that appends the program's log to log.txt, what was remembered first."""
     handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    handler.handleError = lambda record: None  # a full disk shows elsewhere, and not by tracebacks
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     _early.setTarget(handler)
     _early.flush()
@@ -69,4 +81,5 @@ def log_to(folder: Path) -> logging.Handler:
 
 def close_log(handler: logging.Handler) -> None:
     logging.getLogger("mxtrain").removeHandler(handler)
-    handler.close()
+    with suppress(OSError):  # of the lines that could not be written
+        handler.close()

@@ -73,8 +73,8 @@ def update(run: Run, batch, lr: float) -> None:
                             f"{number + 1}: training has diverged") from None
     scale = 1.0 / len(batch[-1])
     if run.clip_norm is not None:
-        run.grad_norm = scale * global_norm(layout.gradients[0])
-        scale *= min(1.0, run.clip_norm / run.grad_norm) if run.grad_norm else 1.0
+        run.state.grad_norm = scale * global_norm(layout.gradients[0])
+        scale *= min(1.0, run.clip_norm / run.state.grad_norm) if run.state.grad_norm else 1.0
     run.optimizer.update(layout.gradients, number, lr, scale)
     run.meter.add(number, reports)
 
@@ -84,6 +84,7 @@ def save(run: Run, best: bool = False) -> None:
     if run.checkpoints is None:
         return
     run.meter.read()
+    run.layout.wait()
     arrays, state = snapshot(run)
     broken = check_finite(arrays)
     if broken:
@@ -118,7 +119,7 @@ def _report(run: Run, lr: float) -> None:
 
 
 def _norm(run: Run) -> Dict[str, float]:
-    return {} if run.clip_norm is None else {"grad_norm": run.grad_norm}
+    return {} if run.clip_norm is None else {"grad_norm": run.state.grad_norm}
 
 
 def _save_if_due(run: Run) -> None:
@@ -140,6 +141,7 @@ def _stop_if_asked(run: Run) -> None:
 def _train_row(run: Run) -> dict:
     began = time.perf_counter()
     means = run.meter.read()
+    run.layout.wait()
     run.state.seconds += time.perf_counter() - began
     return {**_row(run, "train", run.meter.totals.samples, means, run.state.seconds, run.state.waited), **_norm(run)}
 

@@ -38,16 +38,17 @@ def main(argv: List[str]) -> int:
     run = set_up(task.net, task.loss, settings, replicas, communicator, task.train_data, task.val_data, task.sample(),
                  task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output)
 
-    def new_folder() -> Path:
-        path = folder.make(settings.train.out, task.name)
-        folder.write_classes(path, task.classes)
-        folder.write_json(path / "input.json", task.pixels._asdict())
-        return path
+    def describe() -> None:
+        path = Path(settings.train.out)
+        with folder.naming(path):
+            folder.write_classes(path, task.classes)
+            folder.write_json(path / "input.json", task.pixels._asdict())
+        _describe(run, settings, task)
 
     progress = [Progress(settings.train.epochs, len(task.train_data))] if settings.train.progress else []
     try:
-        path = session.carry_out(run, settings, place, new_folder, progress, lambda: _describe(run, settings, task),
-                                 signals=True)
+        path = session.carry_out(run, settings, place, lambda: folder.make(settings.train.out, task.name), progress,
+                                 describe, signals=True)
     except Stopped as stopped:
         _log.info("go on with --resume %s", settings.train.out)
         return 128 + stopped.number

@@ -40,7 +40,5 @@ class Run:
     checkpoint_minutes: Optional[float] = None
     signals: Signals = field(default_factory=Signals)
     state: State = field(default_factory=State)
-    grad_norm: float = 0.0
-    """Global norm of the latest gradient, before clipping."""
     saved_at: float = field(default_factory=time.monotonic)
     reported_at: float = 0.0

@@ -29,9 +29,9 @@ def configure(given: Dict[str, Any]) -> Tuple[SimpleNamespace, Optional[Place]]:
     """The settings for what was given, joined with those of the run to be resumed. Imports no mxnet."""
     if not given.get("resume"):
         return config.build(given), None
-    if given.get("out") is not None:
-        raise UserError("--out: has no effect with --resume, which goes on in the run's own folder")
     place = Place(*checkpoint.find(given["resume"]))
+    if given.get("out") is not None and Path(given["out"]).resolve() != place.path.resolve():
+        raise UserError(f"--out {given['out']}: has no effect with --resume, which goes on in {place.path}")
     return config.build(config.resume_values(config.load(place.path / "config.yaml"), given)), place
 
 
@@ -39,8 +39,8 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
               callbacks: Sequence = (), describe: Callable[[], None] = lambda: None, signals: bool = False) -> Optional[Path]:
     """Trains a run that has been set up, and returns its folder.
 
-    new_folder: makes one, or returns None to write nothing; not called on a resume. describe: logs what is about to
-    be trained. signals: let SIGINT and SIGTERM save and raise Stopped.
+    new_folder: makes one, or returns None to write nothing; not called on a resume. describe: writes and logs what is
+    about to be trained. signals: let SIGINT and SIGTERM save and raise Stopped.
     """
     from mxtrain.callbacks.base import Callbacks  # from here on mxnet is needed
     from mxtrain.train.loop import save, train
@@ -53,8 +53,10 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
     with ExitStack() as stack:
         if path is not None:
             settings.train.out, settings.train.resume = str(path), None
-            config.save(path / "config.yaml", config.flatten(settings), notes)
-            stack.callback(folder.close_log, folder.log_to(path))
+            with folder.naming(path):
+                # Not where: `--config <run>/config.yaml` makes the same run anew, and the folder may be moved.
+                config.save(path / "config.yaml", {**config.flatten(settings), "out": None}, notes)
+                stack.callback(folder.close_log, folder.log_to(path))
         describe()
         for note in notes:
             _log.info("%s", note)
@@ -75,14 +77,16 @@ def _resume(run, settings, place: Place) -> List[str]:
     from mxtrain.train.state import restore
 
     run.checkpoints = checkpoint.Folder(place.path / "checkpoints", settings.train.keep)
-    restore(run, checkpoint.read_chosen(place.chosen) if place.chosen else run.checkpoints.newest())
+    loaded = checkpoint.read_chosen(place.chosen) if place.chosen else run.checkpoints.newest()
+    restore(run, loaded)
     state = run.state
     if state.epoch >= run.epochs or run.monitor.exhausted:
         state.finished = state.finished or f"{state.epoch} epochs are done, --epochs {run.epochs} asks for no more"
         _log.info("%s is finished: %s", place.path, state.finished)
         return []
     state.finished = None
-    run.checkpoints.discard_after(state.update)
+    with folder.naming(place.path):
+        run.checkpoints.go_on_from(loaded)
     before, now = config.load(place.path / "config.yaml"), config.flatten(settings)
     return [f"resumed after update {state.update} (epoch {state.epoch + 1}, batch {state.batch})",
             *(f"from update {state.update + 1} on: {name} {now[name]} (was {before.get(name)})"

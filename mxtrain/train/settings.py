@@ -48,6 +48,10 @@ class TrainConfig:
         for name in ("batch_size", "epochs", "keep"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
+        if self.seed < 0:
+            raise UserError(f"--seed {self.seed}: must be 0 or more")
+        if self.min_delta and self.patience is None:
+            raise UserError(f"--min-delta {self.min_delta}: has no effect without --patience")
         for name in ("patience", "checkpoint_updates", "checkpoint_minutes"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -15,7 +15,7 @@ from mxnet.gluon import Block
 
 from mxtrain.callbacks.monitor import Monitor
 from mxtrain.errors import UserError
-from mxtrain.optim.optimizer import Optimizer
+from mxtrain.optim.optimizer import Optimizer, without_effect
 from mxtrain.optim.schedules import learning_rate
 from mxtrain.parallel.communicator import InProcess
 from mxtrain.parallel.layout import Layout, assigned
@@ -59,6 +59,8 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     parameters = named_parameters(net)
     names = {id(p): name for name, p in parameters.items()}
     optimizer = Optimizer(settings.optim, {names[id(p)]: p for p in layout.parameters}, contexts)
+    for line in without_effect(settings.optim):
+        _log.warning("%s", line)
     monitor = Monitor(settings.train.monitor, settings.train.patience, settings.train.min_delta)
     known = evaluation_head.names if val_data is not None else head.names
     if monitor.name not in ("auto", *known):
@@ -94,9 +96,19 @@ def initialize(net: Block, contexts: List[mx.Context], seed: int) -> None:
     random.seed(seed)
     for parameter in net.collect_params().values():
         if parameter._data is None and not parameter._deferred_init:
-            parameter.initialize(ctx=contexts, default_init=mx.init.Xavier(magnitude=2.0))
+            parameter.initialize(ctx=contexts, default_init=_DefaultInit(magnitude=2.0))
         else:
             parameter.reset_ctx(contexts)
+
+
+class _DefaultInit(mx.init.Xavier):
+    """Xavier, which is not defined for vectors: these get gluon's own default."""
+
+    def _init_weight(self, name, array):
+        if array.ndim < 2:
+            mx.init.Uniform()._init_weight(name, array)
+        else:
+            super()._init_weight(name, array)
 
 
 def _refuse_unsupported(net: Block) -> None:

@@ -29,9 +29,8 @@ class Signals:
             signal.signal(number, handler)
 
     def _receive(self, number, _frame):
-        if self.received:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
         self.received = number
+        for each in self._before:
+            signal.signal(each, signal.SIG_DFL)  # by the system: Python would wait for MXNet's call to return
         # Not by the log: the signal may have come while a line was being written, and streams cannot be re-entered.
         os.write(2, f"\n{signal.Signals(number).name}: saving after this update (a second one stops at once)\n".encode())

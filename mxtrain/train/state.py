@@ -28,6 +28,8 @@ class State:
     """Time spent on the present epoch's updates."""
     waited: float = 0.0
     """Part of it spent waiting for batches."""
+    grad_norm: float = 0.0
+    """Global norm of the latest gradient, before clipping."""
     finished: Optional[str] = None
     """Why the training is over, None while it is not."""
 

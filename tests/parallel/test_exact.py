@@ -195,7 +195,8 @@ def test_long_vectors_are_added_in_blocks_without_a_seam(size):
 
 
 @pytest.mark.parametrize("make", [
-    lambda: ExactSum(7, CPU, 8), lambda: ExactSum(7, mx.cpu(1), 8), lambda: FloatSum(7, CPU), lambda: FloatSum(7, mx.cpu(1)),
+    lambda: ExactSum(7, CPU, 8), lambda: ExactSum(7, mx.cpu(1), 8), lambda: FloatSum(7, CPU),
+    lambda: FloatSum(7, mx.cpu(1)),
 ])
 def test_ranges_are_added_at_their_place_and_cleared(make):
     sums = make()

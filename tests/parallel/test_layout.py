@@ -13,8 +13,9 @@ from mxtrain.tasks.heads import heads_for
 
 FEATURES, CLASSES = 6, 4
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
-# float32 against float64 over at most 16 terms of size 1: 16 * 2**-24, with some room.
-TOLERANCE = dict(rtol=1e-5, atol=5e-6)
+# float32 against float64: a probability is off by up to 1e-6 (MXNet's exponential is an approximation), and 16
+# samples add up. A sample that is lost, or counts twice, makes a difference of 1e-2 and more.
+TOLERANCE = dict(rtol=1e-5, atol=3e-5)
 
 generator = np.random.RandomState(3)
 WEIGHT = generator.randn(CLASSES, FEATURES).astype("float32")
@@ -207,7 +208,7 @@ class SumOfOutputs(gluon.HybridBlock):
     """The sum of a sample's outputs as its loss."""
 
     def hybrid_forward(self, F, output, label):
-        return F.sum(output, axis=1)
+        return F.sum(output, axis=1) + 0 * label
 
 
 def kept(seed=0, update=0, count=1, recompute="none", exact=True, rows=8):
@@ -246,7 +247,7 @@ def test_evaluation_draws_nothing_and_uses_the_whole_network():
     net = nn.HybridSequential(prefix="")
     net.add(nn.Dense(CLASSES, in_units=FEATURES, prefix=""), nn.Dropout(0.9))
     net.initialize(ctx=contexts(1))
-    layout = layout_of(net, contexts(1), 2)
+    layout = layout_of(net, contexts(1), 2, sample=[mx.nd.array(X[:2])])
     first, again = (layout.evaluate((X, Y)) for _ in range(2))
     for a, b in zip(first, again):
         np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())

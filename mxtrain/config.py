@@ -11,7 +11,7 @@ import re
 import typing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, NoReturn, Sequence
+from typing import Any, Dict, List, NoReturn
 
 import jsonargparse
 import yaml
@@ -39,17 +39,8 @@ RENEWABLE = {"lr", "schedule", "warmup_epochs", "decay_epochs", "decay_factor", 
 
 
 class _Parser(jsonargparse.ArgumentParser):
-    _arguments: Sequence[str] = ()
-
-    def parse_args(self, args=None, **options):
-        self._arguments = args or ()
-        return super().parse_args(args, **options)
-
     def error(self, message: str, ex=None) -> NoReturn:
-        text = _in_our_words(self, " ".join(str(message).split()))
-        files = re.findall("(?m)^--config(?:=|$\n)(.*)", "\n".join(self._arguments))
-        raise UserError(re.sub("^(Problems parsing|Unexpected) config:", f"--config {' '.join(files)}: not a "
-                               "file of lines like `epochs: 3`:", text))
+        raise UserError(_in_our_words(self, " ".join(str(message).split())))
 
 
 def parser(program: str, description: str) -> jsonargparse.ArgumentParser:
@@ -61,7 +52,7 @@ def parser(program: str, description: str) -> jsonargparse.ArgumentParser:
 def training_parser() -> jsonargparse.ArgumentParser:
     """The parser of train.py."""
     result = parser("train.py", "Train a Gluon network; without flags, on scikit-learn's digits.")
-    result.add_argument("--config", action="config", help="YAML file with any of the fields below; flags win.")
+    result.add_argument("--config", metavar="FILE", type=str, help="YAML file with any of the fields below; flags win.")
     result.add_argument("--json", action="store_true", help="Print one JSON object at the end.")
     for section in SECTIONS.values():
         add_fields(result, section)
@@ -93,11 +84,15 @@ def _add_field(group, item: dataclasses.Field, kind: Any, text: str) -> None:
 
 
 def parse(argv: List[str]) -> SimpleNamespace:
-    """What was given on the command line and in files: `given` (field -> value) and `json`."""
+    """What was given on the command line and in a file: `given` (field -> value) and `json`."""
     values = vars(training_parser().parse_args(argv, defaults=False))
     as_json = bool(values.pop("json", False))
-    values.pop("config", None)
-    return SimpleNamespace(given=values, json=as_json)
+    file = values.pop("config", None)
+    try:
+        from_file = load(Path(file)) if file else {}
+    except UserError as error:
+        raise UserError(f"--config {error}") from None
+    return SimpleNamespace(given={**from_file, **values}, json=as_json)
 
 
 def build(values: Dict[str, Any]) -> SimpleNamespace:
@@ -154,18 +149,19 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
 
 
 def load(path: Path) -> Dict[str, Any]:
-    """The fields in a run's config.yaml."""
+    """The fields in a configuration file, checked one by one. Names may be written with dashes, as the flags."""
     try:
-        values = yaml.safe_load(Path(path).read_text())
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: not a configuration file")
+        raise UserError(f"{path}: not a configuration file, which has lines like epochs: 3")
+    values = {str(name).replace("-", "_"): value for name, value in values.items()}
     try:
-        training_parser().parse_object(values, defaults=False)
+        return {name: value for name, value in vars(training_parser().parse_object(values, defaults=False)).items()
+                if name in values}
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return values
 
 
 def save(path: Path, values: Dict[str, Any], notes: List[str] = ()) -> None:

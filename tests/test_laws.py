@@ -4,6 +4,7 @@ import csv
 import json
 import zipfile
 from pathlib import Path
+from typing import get_args
 
 import mxnet as mx
 import numpy as np
@@ -12,6 +13,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxtrain
+from mxtrain.optim.settings import OptimizerName
 from mxtrain.parallel.communicator import InProcess
 from mxtrain.train.signals import Stopped
 
@@ -310,10 +312,7 @@ def test_running_statistics_are_read_after_the_last_backward():
 
 # Law 6: a checkpoint is data.
 
-OPTIMIZERS = ["adadelta", "adagrad", "adam", "adamw", "ftml", "ftrl", "lamb", "nag", "rmsprop", "sgd", "signum"]
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
 def test_all_states_of_every_optimizer_are_restored(once, tmp_path, monkeypatch, optimizer):
     # The rate differs at every update, so that one that an optimizer remembers by itself would show.
     settings = dict(optimizer=optimizer, exact=True, epochs=2, warmup_epochs=0.0)

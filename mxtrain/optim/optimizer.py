@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 
-from mxtrain.errors import UserError, nearest
+from mxtrain.errors import UserError
 from mxtrain.optim.settings import OptimConfig
 
 AGGREGATE = 45
@@ -93,8 +93,6 @@ class Optimizer:
 def create(config: OptimConfig, parameters: Dict[str, Parameter]) -> mx.optimizer.Optimizer:
     """MXNet's optimizer with the settings that it knows, and each parameter's own multipliers."""
     known = mx.optimizer.Optimizer.opt_registry
-    if config.optimizer not in known:
-        raise UserError(f"--optimizer {config.optimizer}: unknown; {nearest(config.optimizer, known)}")
     settings = dict(momentum=config.momentum, beta1=config.beta1, beta2=config.beta2, epsilon=config.epsilon)
     accepted = inspect.signature(known[config.optimizer].__init__).parameters
     optimizer = mx.optimizer.create(config.optimizer, wd=config.weight_decay, learning_rate=config.lr,

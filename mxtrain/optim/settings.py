@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import List, Literal, Optional
+from typing import List, Literal, Optional, get_args
 
 from mxtrain.errors import UserError
+
+# Not: nadam, lars, lbsgd and dcasgd, which remember more than can be saved; sgld, whose noise would differ by device.
+OptimizerName = Literal["sgd", "nag", "adam", "adamw", "adadelta", "adagrad", "ftml", "ftrl", "lamb", "rmsprop", "signum"]
 
 
 @dataclass
 class OptimConfig:
-    optimizer: str = "sgd"
-    """sgd, nag, adam, adamw, or another optimizer that MXNet has registered."""
-    lr: float = 0.1
-    """Learning rate at its highest; it is never rescaled by the batch size or the number of devices."""
+    optimizer: OptimizerName = "sgd"
+    """How the gradient moves the weights; MXNet's optimizers whose whole state is arrays and the number of the update,
+    and adamw (Loshchilov and Hutter 2019)."""
+    lr: Optional[float] = None
+    """Learning rate at its highest (default: 0.1 for sgd and nag, 0.001 for the others); it is never rescaled by the batch
+    size or the number of devices."""
     momentum: float = 0.9
     """Momentum of sgd and nag."""
     weight_decay: float = 1e-4
@@ -42,7 +47,10 @@ class OptimConfig:
     """Largest global norm of the gradient (of the mean over the batch); longer gradients are scaled down to it."""
 
     def __post_init__(self):
-        self.optimizer = self.optimizer.lower()
+        if self.optimizer not in get_args(OptimizerName):
+            raise UserError(f"--optimizer {self.optimizer}: must be one of {', '.join(get_args(OptimizerName))}")
+        if self.lr is None:
+            self.lr = 0.1 if self.optimizer in ("sgd", "nag") else 0.001
         for name in ("lr", "weight_decay", "warmup_epochs", "final_lr", "momentum", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be a number from 0 on")

@@ -5,14 +5,15 @@
     python scripts/bench/step.py --case small --rounds 9
     python scripts/bench/step.py --case resnet18 --batch-size 16 --steps 4 --json
 
-All competitors live in one process, start from the same kind of network and are given the same list of batches,
-which are in memory. They take turns: in each round each makes one pass over the list. The time of a pass runs from
-the moment it asks for the first batch until all its updates are done (`waitall`); for mxtrain it includes the
-reading of the metrics, log and progress bar, as for the others whatever they do between batches. What happens once
-per epoch (checkpoints, curves) is outside. Rounds of warm-up are not counted.
+All competitors live in one process, start from the same kind of network and are given the same list of
+batches, which are in memory. They take turns: in each round each makes one pass over the list. The time of a pass
+runs from the moment it asks for the first batch until all its updates are done (`waitall`); for mxtrain it includes
+the reading of the metrics, log and progress bar, as for the others whatever they do between batches. What happens
+once per epoch (checkpoints, curves) is outside. Rounds of warm-up are not counted.
 
 Ratios are medians over the rounds of the ratio within a round, since a busy machine slows a whole round. All are
-ratios of speed (above 1: the first is faster) but "cost", which is one of time.
+ratios of speed (above 1: the first is faster) but "cost", which is one of time. A ratio means little while others
+use the machine: the competitors differ in how well they use a second core.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def main() -> None:
     if options.threads:
         compat.set_threads(options.threads)
     results = {case: measure(case, options) for case in options.case}
-    output = {case: {name: statistics.median(rates) for name, rates in found.items()} for case, found in results.items()}
+    output = {case: {name: statistics.median(rates) for name, rates in found.items()}
+              for case, found in results.items()}
     output["ratios"] = {f"{case} {name}": statistics.median(a / b for a, b in zip(found[first], found[second]))
                         for case, found in results.items() for name, (first, second) in RATIOS.items()
                         if first in found and second in found}
@@ -56,7 +58,8 @@ def main() -> None:
         print(json.dumps(output))
         return
     for case in options.case:
-        print(f"{case}: updates per second, median of {len(next(iter(results[case].values())))} rounds (from .. to)")
+        rounds = len(next(iter(results[case].values())))
+        print(f"{case}: updates per second, median of {rounds} rounds (from .. to)")
         for name, rates in results[case].items():
             print(f"  {name:16}{statistics.median(rates):10.4g}   ({min(rates):.4g} .. {max(rates):.4g})")
     print("ratios")
@@ -67,7 +70,7 @@ def main() -> None:
 def _options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--only", nargs="+", choices=COMPETITORS, default=list(COMPETITORS), help="competitors to run")
+    parser.add_argument("--only", nargs="+", choices=COMPETITORS, default=list(COMPETITORS), help="competitors")
     parser.add_argument("--batch-size", type=int, help="default: 64")
     parser.add_argument("--warm-up", type=int, help="rounds that are not counted")
     parser.add_argument("--rounds", type=int, help="rounds that are counted")
@@ -86,10 +89,11 @@ def measure(case: str, options) -> dict:
     batch_size, warm_up, rounds, steps = (b if a is None else a for a, b in zip(given, defaults))
     data = make_batches(case, batch_size, steps)
     mx.random.seed(0)
-    logging.getLogger("mxtrain").setLevel(logging.ERROR)  # a small batch in 8 shards is worth a warning elsewhere
+    logging.getLogger("mxtrain").setLevel(logging.ERROR)  # it warns of small shards
     found = {name: [] for name in options.only}
     with contextlib.ExitStack() as stack, contextlib.redirect_stderr(_Terminal()):
-        turns = {name: COMPETITORS[name](make_network(case), data, stack, warm_up + rounds) for name in options.only}
+        turns = {name: COMPETITORS[name](make_network(case), data, stack, warm_up + rounds)
+                 for name in options.only}
         for number in range(warm_up + rounds):
             for name, turn in turns.items():
                 seconds = turn()
@@ -135,7 +139,7 @@ def make_batches(case: str, batch_size: int, steps: int):
                  for _ in range(min(steps, 8))]
 
     class Batches(gluon.data.DataLoader):
-        """Notes the time of a pass: `seconds` in all, of which `drain` after the last batch was worked off."""
+        """Notes the time of a pass: `seconds` in all, `drain` of them after the last batch."""
 
         def __iter__(self):
             mx.nd.waitall()
@@ -149,8 +153,8 @@ def make_batches(case: str, batch_size: int, steps: int):
     return Batches(gluon.data.ArrayDataset(range(steps * batch_size)), batch_size)
 
 
-# Each competitor is made with a network, the batches, an ExitStack and the number of rounds, and is a function that
-# trains for one pass and returns its seconds.
+# Each competitor is made with a network, the batches, an ExitStack and the number of rounds, and is a function
+# that trains for one pass and returns its seconds.
 
 def hand(net, data, stack, rounds, accuracy=False, tuned=False):
     """A loop as an experienced user of Gluon writes it."""
@@ -184,7 +188,7 @@ def hand_accuracy(*arguments):
 
 
 def hand_tuned(*arguments):
-    """The first with all that a user could know about: static memory, hybridized loss, many weights per update call."""
+    """The first with all that one could know of: static memory, hybridized loss, many weights per call."""
     return hand(*arguments, tuned=True)
 
 
@@ -289,8 +293,8 @@ def mxtrain_exact(*arguments):
     return mxtrain(*arguments, shards=SHARDS, exact=True)
 
 
-COMPETITORS = {f.__name__: f for f in (hand, hand_accuracy, hand_tuned, estimator, module, mxtrain, mxtrain_shards,
-                                       mxtrain_exact)}
+COMPETITORS = {f.__name__: f for f in (hand, hand_accuracy, hand_tuned, estimator, module,
+                                       mxtrain, mxtrain_shards, mxtrain_exact)}
 
 if __name__ == "__main__":
     main()

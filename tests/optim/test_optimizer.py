@@ -177,5 +177,5 @@ def test_states_of_another_optimizer_or_network_are_refused():
 
 
 def test_an_unknown_name_lists_the_nearest():
-    with pytest.raises(UserError, match="--optimizer adamm: unknown; did you mean .*adam"):
+    with pytest.raises(UserError, match="--optimizer adamm: must be one of sgd, nag, adam, "):
         Optimizer(OptimConfig(optimizer="adamm"), parameters([mx.cpu(0)]), [mx.cpu(0)])

@@ -156,12 +156,20 @@ def load(path: Path) -> Dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: not a configuration file, which has lines like epochs: 3")
-    values = {str(name).replace("-", "_"): value for name, value in values.items()}
     try:
-        return {name: value for name, value in vars(training_parser().parse_object(values, defaults=False)).items()
-                if name in values}
+        return checked({str(name).replace("-", "_"): value for name, value in values.items()})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def checked(values: Dict[str, Any]) -> Dict[str, Any]:
+    """The same fields with values of the fields' types. Raises UserError for one that has no such value."""
+    for section in SECTIONS.values():
+        for name, kind in typing.get_type_hints(section).items():
+            if kind is bool and not isinstance(values.get(name, True), bool):
+                raise UserError(f"--{name.replace('_', '-')} {values[name]}: must be {_allowed(bool)}")
+    parsed = vars(training_parser().parse_object(values, defaults=False))
+    return {name: parsed[name] for name in values}
 
 
 def save(path: Path, values: Dict[str, Any], notes: List[str] = ()) -> None:

@@ -47,7 +47,9 @@ def run(original, tmp_path):
 
 
 def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
 
 
 def newest(run):
@@ -62,7 +64,7 @@ def _empty(path):
 
 
 def _halve(path):
-    path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def _flip_a_bit(path):
@@ -84,10 +86,15 @@ def _folder_instead(path):
     path.mkdir()
 
 
-DAMAGES = [("arrays.npz", damage) for damage in (_halve, _empty, _flip_a_bit, _html, Path.unlink, _folder_instead)] + [
-    ("state.json", damage) for damage in (_halve, _empty, _html, _other_json, Path.unlink)] + [
-    ("manifest.json", damage) for damage in (_halve, _empty, _html, _other_json, Path.unlink, _folder_instead)] + [
-    (".", shutil.rmtree), (".", lambda folder: [path.unlink() for path in folder.iterdir()])]
+DAMAGES = (
+    [("arrays.npz", damage) for damage in (_halve, _empty, _flip_a_bit, _html, Path.unlink, _folder_instead)]
+    + [("state.json", damage) for damage in (_halve, _empty, _html, _other_json, Path.unlink)]
+    + [
+        ("manifest.json", damage)
+        for damage in (_halve, _empty, _html, _other_json, Path.unlink, _folder_instead)
+    ]
+    + [(".", shutil.rmtree), (".", lambda folder: [path.unlink() for path in folder.iterdir()])]
+)
 
 
 @pytest.mark.parametrize("name, damage", DAMAGES)
@@ -188,7 +195,9 @@ full_disk = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionW
 @contextmanager
 def small_disk(path, size):
     path.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True, text=True
+    )
     if done.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
     try:
@@ -201,8 +210,22 @@ def small_disk(path, size):
 def test_a_disk_that_fills_up_leaves_what_was_there(train, tmp_path, straight):
     """Room for three checkpoints; also the log, the table and the plots meet the full disk."""
     with small_disk(tmp_path / "disk", 4 * BYTES) as disk:
-        code, stdout, stderr = train("--model", "mlp", "--batch-size", 256, "--schedule", "constant", "--lr", 0.05, "--epochs", 4,
-                                     "--keep", 9, "--out", disk / "run")
+        code, stdout, stderr = train(
+            "--model",
+            "mlp",
+            "--batch-size",
+            256,
+            "--schedule",
+            "constant",
+            "--lr",
+            0.05,
+            "--epochs",
+            4,
+            "--keep",
+            9,
+            "--out",
+            disk / "run",
+        )
         error = one_line(stderr)
         assert (code, stdout) == (1, "")
         assert "No space left on device" in error and "checkpoint" in error and "Logging error" not in stderr
@@ -230,11 +253,16 @@ def test_a_disk_that_is_full_already(train, tmp_path, room, run):
             except OSError:
                 pass
             filler.truncate(os.fstat(filler.fileno()).st_size - 4096 * room)
-        before = {name: arrays(disk / "run", name) for name in checkpoint.Folder(disk / "run" / "checkpoints").names()}
+        before = {
+            name: arrays(disk / "run", name)
+            for name in checkpoint.Folder(disk / "run" / "checkpoints").names()
+        }
         for arguments in (["--resume", disk / "run", "--epochs", 4], [*MLP, "--out", disk / "new"]):
             code, stdout, stderr = train(*arguments)
             error = one_line(stderr)
-            assert (code, stdout) == (1, "") and "No space left on device" in error and str(disk) in error, stderr
+            assert (
+                (code, stdout) == (1, "") and "No space left on device" in error and str(disk) in error
+            ), stderr
             assert "Logging error" not in stderr
         for name, old in before.items():
             assert_same_bits(old, arrays(disk / "run", name))
@@ -251,7 +279,9 @@ def test_a_checkpoint_that_cannot_be_written(train, run):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     error = one_line(stderr)
-    assert code == 1 and "update-00000024" in error and "File too large" in error and str(newest(run)) in error
+    assert (
+        code == 1 and "update-00000024" in error and "File too large" in error and str(newest(run)) in error
+    )
     assert_same_bits(before, arrays(run))
     assert not (run / "checkpoints" / "update-00000024").exists()
 
@@ -264,7 +294,9 @@ def test_a_finished_run_says_so_and_stays_as_it_is(train, run, more):
     before = contents(run)
     code, stdout, stderr = train("--resume", run, *more)
     assert code == 0 and "is finished: all 3 epochs are done" in stderr
-    assert stdout.splitlines()[0] == f"run folder: {run}" and stdout.splitlines()[1].startswith("best accuracy: 0.")
+    assert stdout.splitlines()[0] == f"run folder: {run}" and stdout.splitlines()[1].startswith(
+        "best accuracy: 0."
+    )
     assert contents(run) == before
 
 
@@ -277,9 +309,16 @@ def test_more_epochs_after_the_end(train, run, straight):
     assert "from update 19 on: epochs 4 (was 3)" in (run / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("flags", [
-    ["--schedule", "step", "--decay-epochs", "1", "2"], ["--schedule", "step", "--decay-epochs", "9", "1", "1.5"],
-    ["--warmup-epochs", "9"], ["--schedule", "poly", "--warmup-epochs", "0.5"], ["--batch-size", "2000"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--schedule", "step", "--decay-epochs", "1", "2"],
+        ["--schedule", "step", "--decay-epochs", "9", "1", "1.5"],
+        ["--warmup-epochs", "9"],
+        ["--schedule", "poly", "--warmup-epochs", "0.5"],
+        ["--batch-size", "2000"],
+    ],
+)
 def test_the_rate_goes_on_as_if_never_stopped(train, tmp_path, flags):
     """Decay before, at and after the stop; warm-up longer than the run; one batch per epoch."""
     assert train(*MLP, "--epochs", 4, *flags, "--out", tmp_path / "straight")[0] == 0
@@ -293,7 +332,10 @@ def test_the_rate_goes_on_as_if_never_stopped(train, tmp_path, flags):
 
 
 def test_the_first_rate_is_the_one_asked_for(train, tmp_path):
-    assert train(*MLP, "--lr", 0.03, "--schedule", "step", "--decay-epochs", 1, "--out", tmp_path / "run")[0] == 0
+    assert (
+        train(*MLP, "--lr", 0.03, "--schedule", "step", "--decay-epochs", 1, "--out", tmp_path / "run")[0]
+        == 0
+    )
     assert [float(row["lr"]) for row in metrics(tmp_path / "run")] == [0.03, 0.03]
 
 
@@ -310,7 +352,9 @@ def test_another_schedule_from_here_on(train, tmp_path):
 
 def test_early_stopping_counts_on(train, tmp_path):
     run = tmp_path / "run"
-    assert train(*MLP, "--lr", 0, "--patience", 3, "--epochs", 3, "--out", run)[0] == 0  # two epochs without improvement
+    assert (
+        train(*MLP, "--lr", 0, "--patience", 3, "--epochs", 3, "--out", run)[0] == 0
+    )  # two epochs without improvement
     code, stdout, stderr = train("--resume", run, "--epochs", 20)
     assert code == 0 and "accuracy has not improved for 3 epochs" in stderr
     assert stdout.splitlines()[-1].endswith("(epoch 1)")
@@ -340,29 +384,32 @@ def test_a_new_rate_wins_and_is_said(train, run):
     assert "# from update 19 on: lr 0.01 (was 0.05)" in (run / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize("flags, values", [
-    (["--seed", "1"], ["--seed", "1", "0"]),
-    (["--batch-size", "128"], ["--batch-size", "128", "256"]),
-    (["--shards", "2"], ["--shards", "2", "1"]),
-    (["--micro-batch", "64"], ["--shards", "4", "1"]),
-    (["--model", "digits"], ["--model", "digits", "mlp"]),
-    (["--model", "own:net"], ["--model", "own:net", "mlp"]),
-    (["--exact"], ["--exact", "True", "False"]),
-    (["--threads", "2"], ["--threads", "2", "1"]),
-    (["--optimizer", "adam"], ["--optimizer", "adam", "sgd"]),
-    (["--momentum", "0.5"], ["--momentum", "0.5", "0.9"]),
-    (["--weight-decay", "0"], ["--weight-decay", "0", "0.0001"]),
-    (["--clip-norm", "1"], ["--clip-norm", "1", "None"]),
-    (["--freeze", "1.bias"], ["--freeze", "1.bias"]),
-    (["--label-smoothing", "0.1"], ["--label-smoothing", "0.1", "0.0"]),
-    (["--val-split", "0.1"], ["--val-split", "0.1"]),
-    (["--last-batch", "drop"], ["--last-batch", "drop", "keep"]),
-    (["--augment", "flip"], ["--augment", "flip", "None"]),
-    (["--out", "elsewhere"], ["--out", "--resume"]),
-    (["--gpus", "99"], ["--gpus", "99"]),
-    (["--kvstore", "dist_sync"], ["--kvstore", "dist_sync"]),
-    (["--epochs", "0"], ["--epochs", "0"]),
-])
+@pytest.mark.parametrize(
+    "flags, values",
+    [
+        (["--seed", "1"], ["--seed", "1", "0"]),
+        (["--batch-size", "128"], ["--batch-size", "128", "256"]),
+        (["--shards", "2"], ["--shards", "2", "1"]),
+        (["--micro-batch", "64"], ["--shards", "4", "1"]),
+        (["--model", "digits"], ["--model", "digits", "mlp"]),
+        (["--model", "own:net"], ["--model", "own:net", "mlp"]),
+        (["--exact"], ["--exact", "True", "False"]),
+        (["--threads", "2"], ["--threads", "2", "1"]),
+        (["--optimizer", "adam"], ["--optimizer", "adam", "sgd"]),
+        (["--momentum", "0.5"], ["--momentum", "0.5", "0.9"]),
+        (["--weight-decay", "0"], ["--weight-decay", "0", "0.0001"]),
+        (["--clip-norm", "1"], ["--clip-norm", "1", "None"]),
+        (["--freeze", "1.bias"], ["--freeze", "1.bias"]),
+        (["--label-smoothing", "0.1"], ["--label-smoothing", "0.1", "0.0"]),
+        (["--val-split", "0.1"], ["--val-split", "0.1"]),
+        (["--last-batch", "drop"], ["--last-batch", "drop", "keep"]),
+        (["--augment", "flip"], ["--augment", "flip", "None"]),
+        (["--out", "elsewhere"], ["--out", "--resume"]),
+        (["--gpus", "99"], ["--gpus", "99"]),
+        (["--kvstore", "dist_sync"], ["--kvstore", "dist_sync"]),
+        (["--epochs", "0"], ["--epochs", "0"]),
+    ],
+)
 def test_what_belongs_to_the_run_cannot_change(train, run, flags, values):
     before = contents(run)
     code, stdout, stderr = train("--resume", run, "--epochs", 4, *flags)
@@ -373,15 +420,44 @@ def test_what_belongs_to_the_run_cannot_change(train, run, flags, values):
 
 def test_the_same_command_again_with_resume(train, tmp_path):
     """People take their last command from the shell's history and add --resume."""
-    command = ["--model", "mlp", "--batch-size", 256, "--micro-batch", 100, "--weight-decay", 1e-5, "--task", "auto", "--data", "digits",
-               "--epochs", 1, "--freeze", "1.bias", "--out", tmp_path / "run", *QUIET]
+    command = [
+        "--model",
+        "mlp",
+        "--batch-size",
+        256,
+        "--micro-batch",
+        100,
+        "--weight-decay",
+        1e-5,
+        "--task",
+        "auto",
+        "--data",
+        "digits",
+        "--epochs",
+        1,
+        "--freeze",
+        "1.bias",
+        "--out",
+        tmp_path / "run",
+        *QUIET,
+    ]
     assert train(*command)[0] == 0
     code, _, stderr = train(*command, "--resume", tmp_path / "run")
     assert code == 0 and "is finished" in stderr, stderr
 
 
-@pytest.mark.parametrize("flags", [["--kvstore", "none"], ["--cpus", "3"], ["--workers", "2"], ["--keep", "1"], ["--recompute", "2"],
-                                   ["--checkpoint-updates", "2"], ["--plots"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--kvstore", "none"],
+        ["--cpus", "3"],
+        ["--workers", "2"],
+        ["--keep", "1"],
+        ["--recompute", "2"],
+        ["--checkpoint-updates", "2"],
+        ["--plots"],
+    ],
+)
 def test_what_belongs_to_the_machine_is_free(train, run, straight, flags):
     """And changes nothing: one shard, so the bits are equal even on three contexts."""
     code, _, stderr = train("--resume", run, "--epochs", 4, *flags)
@@ -403,16 +479,28 @@ def test_a_missing_file_that_is_not_needed(train, run, straight, name):
         assert [row["epoch"] for row in metrics(run)] == ["4", "4"]
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, _empty, _html, _other_json, lambda path: path.write_text("epochs: [1"),
-                                    lambda path: path.write_bytes(b"\xff\xfe\x00"), lambda path: path.write_text("epochs: many\n"),
-                                    lambda path: path.write_text("novelty: 1\n")])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        _empty,
+        _html,
+        _other_json,
+        lambda path: path.write_text("epochs: [1"),
+        lambda path: path.write_bytes(b"\xff\xfe\x00"),
+        lambda path: path.write_text("epochs: many\n"),
+        lambda path: path.write_text("novelty: 1\n"),
+    ],
+)
 def test_a_damaged_configuration_is_refused(train, run, damage):
     damage(run / "config.yaml")
     code, _, stderr = train("--resume", run)
     assert code == 2 and "config.yaml" in one_line(stderr)
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "epoch,update,split\n1,6,train\n\x00,\n", "epoch\nmany\n"])
+@pytest.mark.parametrize(
+    "text", ["", "a,b\n1,2\n", "epoch,update,split\n1,6,train\n\x00,\n", "epoch\nmany\n"]
+)
 def test_a_damaged_table_does_not_stop_a_training(train, run, straight, text):
     (run / "metrics.csv").write_text(text)
     code, _, stderr = train("--resume", run, "--epochs", 4)

@@ -17,7 +17,17 @@ import pytest
 
 from mxtrain.train import checkpoint, loop
 from mxtrain.train.main import main
-from trainings import MLP, QUIET, SCRIPT, arrays, assert_same_bits, image_folder, metrics, one_line, train_program
+from trainings import (
+    MLP,
+    QUIET,
+    SCRIPT,
+    arrays,
+    assert_same_bits,
+    image_folder,
+    metrics,
+    one_line,
+    train_program,
+)
 
 train = pytest.fixture(train_program)
 
@@ -33,8 +43,24 @@ def net(classes):
     body.add(nn.Flatten(), nn.Dense(24), nn.BatchNorm(), nn.Activation("relu"), nn.Dropout(0.3), nn.Dense(classes))
     return body
 """
-FLAGS = ["--model", "network_for_resume:net", "--epochs", str(EPOCHS), "--batch-size", "64", "--clip-norm", "0.5",
-         "--warmup-epochs", "1.5", "--patience", "9", "--checkpoint-updates", "1", "--keep", "2"]
+FLAGS = [
+    "--model",
+    "network_for_resume:net",
+    "--epochs",
+    str(EPOCHS),
+    "--batch-size",
+    "64",
+    "--clip-norm",
+    "0.5",
+    "--warmup-epochs",
+    "1.5",
+    "--patience",
+    "9",
+    "--checkpoint-updates",
+    "1",
+    "--keep",
+    "2",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,7 +83,10 @@ def straight(place):
     def of(*flags):
         if flags not in found:
             found[flags] = place / f"straight-{len(found)}"
-            assert main([*FLAGS, *QUIET, "--checkpoint-updates", "1000", *flags, "--out", str(found[flags])]) == 0
+            assert (
+                main([*FLAGS, *QUIET, "--checkpoint-updates", "1000", *flags, "--out", str(found[flags])])
+                == 0
+            )
         return found[flags]
 
     return of
@@ -69,14 +98,21 @@ class Process:
     def __init__(self, folder, *arguments):
         self.log = folder / "stderr.txt"
         with open(self.log, "wb") as stderr:
-            self.popen = subprocess.Popen([sys.executable, str(SCRIPT), *map(str, arguments)], cwd=folder, stdout=subprocess.DEVNULL,
-                                          stderr=stderr, start_new_session=True)
+            self.popen = subprocess.Popen(
+                [sys.executable, str(SCRIPT), *map(str, arguments)],
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
 
     def wait_for(self, condition):
         """Until something can be seen from outside; the process must still be running then."""
         deadline = time.monotonic() + 120
         while not condition():
-            assert self.popen.poll() is None, f"ended early with {self.popen.returncode}: {self.log.read_text()}"
+            assert (
+                self.popen.poll() is None
+            ), f"ended early with {self.popen.returncode}: {self.log.read_text()}"
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.001)
 
@@ -96,10 +132,25 @@ class Process:
 
 def assert_same_run(run, other):
     assert_same_bits(arrays(run), arrays(other))
-    numbers = [[(row["epoch"], row["update"], row["split"], row["samples"], row["loss"], row["accuracy"], row["lr"])
-                for row in metrics(folder)] for folder in (run, other)]
+    numbers = [
+        [
+            (
+                row["epoch"],
+                row["update"],
+                row["split"],
+                row["samples"],
+                row["loss"],
+                row["accuracy"],
+                row["lr"],
+            )
+            for row in metrics(folder)
+        ]
+        for folder in (run, other)
+    ]
     assert numbers[0] == numbers[1]
-    assert [row["epoch"] for row in metrics(run)] == [str(epoch) for epoch in range(1, EPOCHS + 1) for _ in range(2)]
+    assert [row["epoch"] for row in metrics(run)] == [
+        str(epoch) for epoch in range(1, EPOCHS + 1) for _ in range(2)
+    ]
 
 
 # SIGKILL
@@ -116,7 +167,9 @@ def killed_twice(folder, points, resumes, flags=()):
         process = Process(folder, *arguments)
         checkpoints = run / "checkpoints"
         # From the moment on at which this checkpoint is begun; writing it takes some 20 ms, the next update a few.
-        process.wait_for(lambda: (checkpoints / f".new-update-{target:08d}").exists() or _newest(checkpoints) >= target)
+        process.wait_for(
+            lambda: (checkpoints / f".new-update-{target:08d}").exists() or _newest(checkpoints) >= target
+        )
         moment = time.perf_counter() + points.uniform(0, 0.04)
         while time.perf_counter() < moment:
             pass
@@ -140,7 +193,9 @@ def chain(folder, number, straight, exact):
     resumes = [["--cpus", "3"], ["--cpus", "2"]] if exact else [[], []]
     run = killed_twice(folder, points, resumes, flags)
     assert_same_run(run, straight(*flags))
-    leftovers = [path for path in (run / "checkpoints").iterdir() if not re.match("update-|latest$|best$", path.name)]
+    leftovers = [
+        path for path in (run / "checkpoints").iterdir() if not re.match("update-|latest$|best$", path.name)
+    ]
     assert leftovers == []
 
 
@@ -162,10 +217,31 @@ def test_killed_and_resumed_twenty_times(tmp_path, straight, number, exact):
 def test_stopped_by_signals_from_outside(tmp_path, train):
     """Threads that decode ahead, first SIGTERM, then SIGINT, both at whatever point that is."""
     data = image_folder(tmp_path / "pictures", 30, side=16)
-    flags = ["--data", data, "--image-size", 12, "--model", "digits", "--batch-size", 10, "--epochs", 36, "--lr", 0.01, "--workers", 2,
-             "--checkpoint-minutes", 60, "--keep", 90]
+    flags = [
+        "--data",
+        data,
+        "--image-size",
+        12,
+        "--model",
+        "digits",
+        "--batch-size",
+        10,
+        "--epochs",
+        36,
+        "--lr",
+        0.01,
+        "--workers",
+        2,
+        "--checkpoint-minutes",
+        60,
+        "--keep",
+        90,
+    ]
     run = tmp_path / "run"
-    for number, rows, arguments in ((signal.SIGTERM, 2, [*flags, *QUIET, "--out", run]), (signal.SIGINT, 8, ["--resume", run])):
+    for number, rows, arguments in (
+        (signal.SIGTERM, 2, [*flags, *QUIET, "--out", run]),
+        (signal.SIGINT, 8, ["--resume", run]),
+    ):
         process = Process(tmp_path, *arguments)
         process.wait_for(lambda: (run / "metrics.csv").exists() and len(metrics(run)) > rows)
         process.send(number)
@@ -185,7 +261,10 @@ def test_stopped_before_the_loop(tmp_path, number):
     process = Process(tmp_path, *MLP, "--epochs", 500, "--out", tmp_path / "run")
     process.says("devices: ")
     process.send(number)
-    assert process.end() in (128 + number, *([-number] if number == signal.SIGTERM else []))  # a shell shows both as 143
+    assert process.end() in (
+        128 + number,
+        *([-number] if number == signal.SIGTERM else []),
+    )  # a shell shows both as 143
     assert "Traceback" not in process.log.read_text()
     assert not (tmp_path / "run").exists() or list((tmp_path / "run").iterdir())
 
@@ -197,7 +276,8 @@ def test_a_second_signal_ends_at_once(tmp_path):
         "class Endless(nn.Dense):\n    def __call__(self, x):\n        while autograd.is_recording():\n"
         "            print('in an update', file=__import__('sys').stderr, flush=True)\n            time.sleep(600)\n"
         "        return super().__call__(x)\n\n\ndef net(classes):\n    body = nn.Sequential()\n    body.add(Endless(classes))\n"
-        "    return body\n")
+        "    return body\n"
+    )
     process = Process(tmp_path, *MLP, "--model", "endless:net", "--out", tmp_path / "run")
     process.says("in an update")
     process.send(signal.SIGINT)
@@ -220,30 +300,60 @@ def at_call(number, function, action):
     return wrapped
 
 
-@pytest.mark.parametrize("where, call, number", [
-    ("update", 1, signal.SIGTERM), ("update", 17, signal.SIGINT), ("update", 23, signal.SIGTERM),
-    ("update", EPOCHS * UPDATES, signal.SIGINT), ("evaluate", 1, signal.SIGTERM), ("evaluate", 3, signal.SIGINT),
-    ("evaluate", 6, signal.SIGTERM), ("evaluate", 6 * EPOCHS, signal.SIGINT), ("save", 1, signal.SIGTERM), ("save", 2, signal.SIGINT),
-    ("save", EPOCHS + 1, signal.SIGTERM), ("epoch", 2, signal.SIGINT)])
+@pytest.mark.parametrize(
+    "where, call, number",
+    [
+        ("update", 1, signal.SIGTERM),
+        ("update", 17, signal.SIGINT),
+        ("update", 23, signal.SIGTERM),
+        ("update", EPOCHS * UPDATES, signal.SIGINT),
+        ("evaluate", 1, signal.SIGTERM),
+        ("evaluate", 3, signal.SIGINT),
+        ("evaluate", 6, signal.SIGTERM),
+        ("evaluate", 6 * EPOCHS, signal.SIGINT),
+        ("save", 1, signal.SIGTERM),
+        ("save", 2, signal.SIGINT),
+        ("save", EPOCHS + 1, signal.SIGTERM),
+        ("epoch", 2, signal.SIGINT),
+    ],
+)
 def test_stopped_anywhere(train, straight, tmp_path, monkeypatch, where, call, number):
     """In the first and last update of an epoch and of the run, in evaluation, while a checkpoint is written, in a callback."""
     from mxtrain.callbacks.table import Table
     from mxtrain.parallel.layout import Layout
 
-    targets = {"update": (loop, "update"), "evaluate": (Layout, "evaluate"), "save": (checkpoint, "write"), "epoch": (Table, "epoch")}
+    targets = {
+        "update": (loop, "update"),
+        "evaluate": (Layout, "evaluate"),
+        "save": (checkpoint, "write"),
+        "epoch": (Table, "epoch"),
+    }
     place, name = targets[where]
     with monkeypatch.context() as patches:
-        patches.setattr(place, name, at_call(call, getattr(place, name), lambda: os.kill(os.getpid(), number)))
-        code, stdout, stderr = train(*FLAGS, *QUIET, "--cpus", 2, "--checkpoint-updates", 1000, "--out", tmp_path / "run")
-    finished = (where, call) in (("evaluate", 6 * EPOCHS), ("save", EPOCHS + 1))  # it came too late to stop anything
+        patches.setattr(
+            place, name, at_call(call, getattr(place, name), lambda: os.kill(os.getpid(), number))
+        )
+        code, stdout, stderr = train(
+            *FLAGS, *QUIET, "--cpus", 2, "--checkpoint-updates", 1000, "--out", tmp_path / "run"
+        )
+    finished = (where, call) in (
+        ("evaluate", 6 * EPOCHS),
+        ("save", EPOCHS + 1),
+    )  # it came too late to stop anything
     assert code == (0 if finished else 128 + number), stderr
     if not finished:
         assert stdout == "" and f"--resume {tmp_path / 'run'}" in stderr.splitlines()[-1]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and signal.getsignal(signal.SIGINT) != signal.SIG_DFL
+    assert (
+        signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        and signal.getsignal(signal.SIGINT) != signal.SIG_DFL
+    )
     code, stdout, stderr = train("--resume", tmp_path / "run")
     assert code == 0, stderr
     assert_same_run(tmp_path / "run", straight("--cpus", "2"))
-    best = [re.findall(r"best accuracy: .*", text)[0] for text in (stdout, train("--resume", straight("--cpus", "2"))[1])]
+    best = [
+        re.findall(r"best accuracy: .*", text)[0]
+        for text in (stdout, train("--resume", straight("--cpus", "2"))[1])
+    ]
     assert best[0] == best[1]
 
 
@@ -254,7 +364,9 @@ def test_stopped_and_resumed_many_times(train, straight, tmp_path, monkeypatch):
     while True:
         starts += 1
         with monkeypatch.context() as patches:
-            patches.setattr(loop, "update", at_call(13, loop.update, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+            patches.setattr(
+                loop, "update", at_call(13, loop.update, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            )
             code, _, stderr = train(*arguments)
         if code == 0:
             break
@@ -266,6 +378,7 @@ def test_stopped_and_resumed_many_times(train, straight, tmp_path, monkeypatch):
 
 def test_died_between_the_table_and_the_checkpoint(train, straight, tmp_path, monkeypatch):
     """The rows of that epoch are there already, and made again."""
+
     class Died(BaseException):
         pass
 
@@ -273,18 +386,42 @@ def test_died_between_the_table_and_the_checkpoint(train, straight, tmp_path, mo
         raise Died
 
     with monkeypatch.context() as patches, pytest.raises(Died):
-        patches.setattr(checkpoint, "write", at_call(UPDATES * 2 + 4, checkpoint.write, die))  # of the start, updates and epochs
+        patches.setattr(
+            checkpoint, "write", at_call(UPDATES * 2 + 4, checkpoint.write, die)
+        )  # of the start, updates and epochs
         train(*FLAGS, *QUIET, "--cpus", 2, "--out", tmp_path / "run")
-    assert metrics(tmp_path / "run")[-1]["epoch"] == "2" and _newest(tmp_path / "run" / "checkpoints") == 2 * UPDATES
+    assert (
+        metrics(tmp_path / "run")[-1]["epoch"] == "2"
+        and _newest(tmp_path / "run" / "checkpoints") == 2 * UPDATES
+    )
     assert train("--resume", tmp_path / "run")[0] == 0
     assert_same_run(tmp_path / "run", straight("--cpus", "2"))
 
 
 @pytest.mark.parametrize("contexts", [1, 3])
-def test_resumed_exactly_on_other_contexts_in_the_middle_of_an_epoch(train, straight, tmp_path, monkeypatch, contexts):
+def test_resumed_exactly_on_other_contexts_in_the_middle_of_an_epoch(
+    train, straight, tmp_path, monkeypatch, contexts
+):
     with monkeypatch.context() as patches:
-        patches.setattr(loop, "update", at_call(30, loop.update, lambda: os.kill(os.getpid(), signal.SIGTERM)))
-        assert train(*FLAGS, *QUIET, "--checkpoint-updates", 1000, "--exact", "--shards", 5, "--cpus", 2, "--out", tmp_path / "run")[0] == 143
+        patches.setattr(
+            loop, "update", at_call(30, loop.update, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        )
+        assert (
+            train(
+                *FLAGS,
+                *QUIET,
+                "--checkpoint-updates",
+                1000,
+                "--exact",
+                "--shards",
+                5,
+                "--cpus",
+                2,
+                "--out",
+                tmp_path / "run",
+            )[0]
+            == 143
+        )
     assert train("--resume", tmp_path / "run", "--cpus", contexts)[0] == 0
     assert_same_run(tmp_path / "run", straight("--exact", "--shards", "5"))
 
@@ -307,4 +444,3 @@ def test_divergence_after_a_resume_is_still_an_error(train, tmp_path):
     assert train(*MLP, "--out", tmp_path / "run")[0] == 0
     code, _, stderr = train("--resume", tmp_path / "run", "--lr", 1e9, "--epochs", 3, "--cpus", 2)
     assert code == 1 and "diverged" in one_line(stderr)
-

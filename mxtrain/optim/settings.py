@@ -7,8 +7,9 @@ from typing import List, Literal, Optional, get_args
 
 from mxtrain.errors import UserError
 
-# Not: nadam, lars, lbsgd and dcasgd, which remember more than can be saved; sgld, whose noise would differ by device.
-OptimizerName = Literal["sgd", "nag", "adam", "adamw", "adadelta", "adagrad", "ftml", "ftrl", "lamb", "rmsprop", "signum"]
+# Not: nadam, lars, lbsgd and dcasgd, which remember more than can be saved; sgld, whose noise would differ by device;
+# adamax, which divides zero by zero where a gradient is zero; adadelta, which takes no notice of the learning rate.
+OptimizerName = Literal["sgd", "nag", "adam", "adamw", "adagrad", "ftml", "ftrl", "lamb", "rmsprop", "signum"]
 
 
 @dataclass

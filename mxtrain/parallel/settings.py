@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal, Optional, Union
 
 from mxtrain.errors import UserError
 
@@ -18,7 +19,7 @@ class ParallelConfig:
     """Largest number of samples a context runs at once; sets --shards to ceil(batch size / this)."""
     exact: bool = False
     """Sum gradients exactly: the same bits of every weight on any number of contexts."""
-    recompute: str = "none"
+    recompute: Union[int, str] = "none"
     """Save memory by running segments again in backward: none, a number of segments, or blocks (the network's own)."""
 
     def __post_init__(self):
@@ -30,7 +31,8 @@ class ParallelConfig:
             raise UserError("--shards and --micro-batch both set the number of shards: give one of them")
         if self.exact and (self.shards or 0) > 1024:
             raise UserError(f"--shards {self.shards}: exact sums hold for up to 1024 shards")
-        if self.recompute not in ("none", "blocks") and not (self.recompute.isdigit() and int(self.recompute) > 0):
+        self.recompute = str(self.recompute)
+        if self.recompute not in ("none", "blocks") and not re.fullmatch("[1-9][0-9]*", self.recompute):
             raise UserError(f"--recompute {self.recompute}: must be none, blocks or a number of segments from 1 on")
 
 

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from mxtrain import compat
+from mxtrain import compat, config
 from mxtrain.callbacks.base import Callback
 from mxtrain.data.loader import Loader
 from mxtrain.errors import UserError
@@ -53,15 +53,17 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     """
     for name in sorted(_OWN & set(settings)):
         raise UserError(f"fit({name}=...): this is a setting of train.py; fit is given the objects themselves")
+    settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
     given = {**settings, "optimizer": optimizer, "kvstore": kvstore or "none", "epochs": epochs}
     if not isinstance(train_data, gluon.data.Dataset):
         batch_size = batch_size or len(next(iter(train_data))[-1])
     if batch_size is not None:
         given["batch_size"] = batch_size
     contexts = _contexts(ctx)
-    parts, place = session.configure(given)
+    parts, place = session.configure(config.checked(given))
     if parts.parallel.exact:
         compat.set_exact()
+    _check_threads(parts.devices.threads, contexts)
     parts.devices.threads = compat.threads()
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
     train_batches = _batches(train_data, "train_data", parts.train, shuffle=True)
@@ -175,6 +177,13 @@ class _ByIndex(gluon.data.Dataset):
 def _plain(item) -> np.ndarray:
     array = item.asnumpy() if isinstance(item, mx.nd.NDArray) else np.asarray(item)
     return array.astype("float32") if array.dtype == np.float64 else array
+
+
+def _check_threads(saved: Optional[int], contexts: List[mx.Context]) -> None:
+    """saved: of the run that is resumed, None for a new one."""
+    if saved not in (None, compat.threads()) and contexts[0].device_type == "cpu":
+        raise UserError(f"resume: the run was started with {saved} threads per CPU context, MXNet was loaded with "
+                        f"{compat.threads()}: set OMP_NUM_THREADS={saved} before it is imported")
 
 
 def _contexts(ctx) -> List[mx.Context]:

@@ -6,14 +6,14 @@
     python scripts/bench/step.py --case resnet18 --batch-size 16 --steps 4 --json
 
 All competitors live in one process, start from the same kind of network and are given the same list of
-batches, which are in memory. They take turns: in each round each makes one pass over the list. The time of a pass
-runs from the moment it asks for the first batch until all its updates are done (`waitall`); for mxtrain it includes
-the reading of the metrics, log and progress bar, as for the others whatever they do between batches. What happens
-once per epoch (checkpoints, curves) is outside. Rounds of warm-up are not counted.
+batches, which are in memory. They take turns: in each round each makes one pass over the list. The time of a
+pass runs from the moment it asks for the first batch until all its updates are done (`waitall`). For mxtrain
+it includes the reading of the metrics, log and progress bar, as for the others whatever they do between
+batches; what happens once per epoch (checkpoints, curves) is outside. Rounds of warm-up are not counted.
 
-Ratios are medians over the rounds of the ratio within a round, since a busy machine slows a whole round. All are
-ratios of speed (above 1: the first is faster) but "cost", which is one of time. A ratio means little while others
-use the machine: the competitors differ in how well they use a second core.
+Ratios are medians over the rounds of the ratio within a round, since a busy machine slows a whole round. All
+are ratios of speed (above 1: the first is faster) but "cost", which is one of time. They mean little while
+others use the machine: the competitors differ in how well they use a second core.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def main() -> None:
     results = {case: measure(case, options) for case in options.case}
     output = {case: {name: statistics.median(rates) for name, rates in found.items()}
               for case, found in results.items()}
-    output["ratios"] = {f"{case} {name}": statistics.median(a / b for a, b in zip(found[first], found[second]))
-                        for case, found in results.items() for name, (first, second) in RATIOS.items()
-                        if first in found and second in found}
+    output["ratios"] = {f"{case} {name}": statistics.median(x / y for x, y in zip(found[a], found[b]))
+                        for case, found in results.items() for name, (a, b) in RATIOS.items()
+                        if a in found and b in found}
     if options.json:
         print(json.dumps(output))
         return
@@ -68,9 +68,10 @@ def main() -> None:
 
 
 def _options():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--only", nargs="+", choices=COMPETITORS, default=list(COMPETITORS), help="competitors")
+    parser.add_argument("--only", nargs="+", choices=COMPETITORS, default=list(COMPETITORS), help="who runs")
     parser.add_argument("--batch-size", type=int, help="default: 64")
     parser.add_argument("--warm-up", type=int, help="rounds that are not counted")
     parser.add_argument("--rounds", type=int, help="rounds that are counted")
@@ -95,7 +96,7 @@ def measure(case: str, options) -> dict:
         turns = {name: COMPETITORS[name](make_network(case), data, stack, warm_up + rounds)
                  for name in options.only}
         for number in range(warm_up + rounds):
-            first = number % len(turns)  # each goes first in turn: what goes before may leave caches and memory worse
+            first = number % len(turns)  # nobody should always follow the same one
             for name in [*options.only[first:], *options.only[:first]]:
                 seconds = turns[name]()
                 if number >= warm_up:
@@ -154,8 +155,8 @@ def make_batches(case: str, batch_size: int, steps: int):
     return Batches(gluon.data.ArrayDataset(range(steps * batch_size)), batch_size)
 
 
-# Each competitor is made with a network, the batches, an ExitStack and the number of rounds, and is a function
-# that trains for one pass and returns its seconds.
+# Each competitor is made with a network, the batches, an ExitStack and the number of rounds, and is a
+# function that trains for one pass and returns its seconds.
 
 def hand(net, data, stack, rounds, accuracy=False, tuned=False):
     """A loop as an experienced user of Gluon writes it."""

@@ -1,4 +1,4 @@
-"""Run folders that something happened to: damaged and missing files, full disks, other flags and other data on a resume."""
+"""Run folders that something happened to: damaged and missing files, full disks; other flags and data."""
 
 import json
 import os

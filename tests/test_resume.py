@@ -1,7 +1,7 @@
-"""Trainings that are killed or stopped anywhere, and resumed: the end is that of the training never stopped, bit for bit.
+"""Trainings killed or stopped anywhere, and resumed, end like the training never stopped, bit for bit.
 
-Processes of their own where they are killed; signals that are answered come from within, at exactly the point meant.
-Set MXTRAIN_TEST_SEED to repeat the random points of a failure.
+Processes of their own where they are killed; signals that are answered come from within, at exactly the point
+meant. Set MXTRAIN_TEST_SEED to repeat the random points of a failure.
 """
 
 import os
@@ -34,13 +34,14 @@ train = pytest.fixture(train_program)
 SEED = int(os.environ.get("MXTRAIN_TEST_SEED") or random.SystemRandom().randrange(10**6))
 EPOCHS, UPDATES = 4, 23  # of 64 samples, the last one of 34
 
-# Everything that has a state: random masks, running statistics, momentum, a schedule, clipping, early stopping.
+# All that has a state: random masks, running statistics, momentum, a schedule, clipping, early stopping.
 NETWORK = """from mxnet.gluon import nn
 
 
 def net(classes):
     body = nn.HybridSequential()
-    body.add(nn.Flatten(), nn.Dense(24), nn.BatchNorm(), nn.Activation("relu"), nn.Dropout(0.3), nn.Dense(classes))
+    body.add(nn.Flatten(), nn.Dense(24), nn.BatchNorm(), nn.Activation("relu"))
+    body.add(nn.Dropout(0.3), nn.Dense(classes))
     return body
 """
 FLAGS = [
@@ -93,7 +94,7 @@ def straight(place):
 
 
 class Process:
-    """A train.py of its own, in a session of its own. Its stderr goes to a file, so that it never waits for a reader."""
+    """A train.py in a session of its own. Its stderr goes to a file, so that it never waits for a reader."""
 
     def __init__(self, folder, *arguments):
         self.log = folder / "stderr.txt"
@@ -157,8 +158,8 @@ def assert_same_run(run, other):
 
 
 def killed_twice(folder, points, resumes, flags=()):
-    """Starts a training, kills it at a random point, resumes it with resumes[0], kills it again, finishes it with
-    resumes[1]. Returns the run folder."""
+    """Starts a training, kills it at a random point, resumes it with resumes[0], kills it again, finishes it
+    with resumes[1]. Returns the run folder."""
     run = folder / "run"
     first = points.randrange(1, EPOCHS * UPDATES // 2)
     targets = [first, points.randrange(first + 6, EPOCHS * UPDATES - 6)]
@@ -166,7 +167,7 @@ def killed_twice(folder, points, resumes, flags=()):
     for target, arguments in zip(targets, ([*FLAGS, *flags, "--out", run], ["--resume", run, *resumes[0]])):
         process = Process(folder, *arguments)
         checkpoints = run / "checkpoints"
-        # From the moment on at which this checkpoint is begun; writing it takes some 20 ms, the next update a few.
+        # From when this checkpoint is begun; writing it takes some 20 ms, the next update a few.
         process.wait_for(
             lambda: (checkpoints / f".new-update-{target:08d}").exists() or _newest(checkpoints) >= target
         )
@@ -272,10 +273,11 @@ def test_stopped_before_the_loop(tmp_path, number):
 def test_a_second_signal_ends_at_once(tmp_path):
     """In an update that never ends; the checkpoint before it stays."""
     (tmp_path / "endless.py").write_text(
-        "import time\nfrom mxnet import autograd\nfrom mxnet.gluon import nn\n\n\n"
+        "import sys\nimport time\nfrom mxnet import autograd\nfrom mxnet.gluon import nn\n\n\n"
         "class Endless(nn.Dense):\n    def __call__(self, x):\n        while autograd.is_recording():\n"
-        "            print('in an update', file=__import__('sys').stderr, flush=True)\n            time.sleep(600)\n"
-        "        return super().__call__(x)\n\n\ndef net(classes):\n    body = nn.Sequential()\n    body.add(Endless(classes))\n"
+        "            print('in an update', file=sys.stderr, flush=True)\n            time.sleep(600)\n"
+        "        return super().__call__(x)\n\n\n"
+        "def net(classes):\n    body = nn.Sequential()\n    body.add(Endless(classes))\n"
         "    return body\n"
     )
     process = Process(tmp_path, *MLP, "--model", "endless:net", "--out", tmp_path / "run")
@@ -318,7 +320,7 @@ def at_call(number, function, action):
     ],
 )
 def test_stopped_anywhere(train, straight, tmp_path, monkeypatch, where, call, number):
-    """In the first and last update of an epoch and of the run, in evaluation, while a checkpoint is written, in a callback."""
+    """In the first and last update of an epoch and of the run, in evaluation, in a save, in a callback."""
     from mxtrain.callbacks.table import Table
     from mxtrain.parallel.layout import Layout
 
@@ -435,7 +437,7 @@ def test_optimizer_states_on_other_contexts(train, tmp_path, optimizer, before, 
     assert train(*flags, "--cpus", before, "--epochs", 3, "--out", tmp_path / "straight")[0] == 0
     code, _, stderr = train("--resume", tmp_path / "run", "--epochs", 3, "--cpus", after)
     assert code == 0, stderr
-    # The sums' order differs in the seventh digit; an epoch of six steps does not magnify that by more than ten.
+    # The sums' order changes the seventh digit; six steps do not magnify that by more than ten.
     losses = [float(metrics(tmp_path / name)[4]["loss"]) for name in ("run", "straight")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

@@ -1,6 +1,6 @@
 """train.py as its users call it: flags, files, tiny data, networks of their own, and what it prints.
 
-In one process, through the door that the script itself uses; a process of its own only where that is the point.
+In one process, through the script's own door; a process of its own only where that is the point.
 """
 
 import dataclasses
@@ -658,7 +658,7 @@ def test_clipping_by_the_global_norm_does_not_depend_on_the_contexts(train, tmp_
     assert float(one["grad_norm"]) > 0.1  # it was clipped, and the norm before that is told
     assert float(one["grad_norm"]) == pytest.approx(float(two["grad_norm"]), rel=1e-5)
     assert_close(arrays(tmp_path / "on-1"), arrays(tmp_path / "on-2"))
-    # Six steps of at most lr * 0.1 each: without momentum and decay's small part, the way is bounded by the clipping.
+    # Six steps of at most lr * 0.1 each, and the decay's small part: the clipping bounds the way.
     start, end = arrays(tmp_path / "on-1", "update-00000000"), arrays(tmp_path / "on-1")
     way = math.sqrt(sum(float(np.sum((end[n] - start[n]) ** 2)) for n in start if n.startswith("weights/")))
     assert 0 < way <= 6 * 0.1 * 0.1 * 1.1

@@ -20,13 +20,13 @@ MLP = ["--model", "mlp", "--batch-size", "256", "--epochs", "1", *QUIET]
 
 
 def train_program(monkeypatch, capsys):
-    """Runs train.py with some arguments, in this process; returns (exit code, stdout, stderr). Made to be a fixture."""
+    """A fixture: runs train.py with some arguments, in this process; returns (exit code, stdout, stderr)."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
         capsys.readouterr()
         handlers = list(cli._log.handlers)
-        gc.freeze()  # gluon's DataLoader collects garbage when it is made: over all of MXNet that takes longer than the rest
+        gc.freeze()  # gluon's DataLoader collects garbage when it is made, which takes long over all of MXNet
         try:
             with pytest.raises(SystemExit) as ended:
                 cli.run("train.py", main)

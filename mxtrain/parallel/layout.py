@@ -120,12 +120,24 @@ class Layout:
         return [outputs[shard] for shard in sorted(outputs)]
 
     def _queues(self, batch, bounds) -> List[list]:
-        """For each context, (shard, [*inputs, label]) of those of its shards that have rows; sent in one copy."""
+        """For each context, (shard, [*inputs, label]) of those of its shards that have rows.
+
+        A context gets its rows in one copy and its shards are views; with exact sums each shard is sent by itself,
+        into memory of its own, aligned as in any other layout. (Copying the views would do, but MXNet 1.9.1 fails to
+        copy a view of an array that is in oneDNN's layout.)
+        """
+        if self.exact:
+            batch = [array.asnumpy() if isinstance(array, mx.nd.NDArray) else array for array in batch]
         queues = []
         for r, ctx in enumerate(self.contexts):
             own = [s for s in assigned(r, len(self.contexts), self.shards) if bounds[s][0] < bounds[s][1]]
-            queues.append(_cut(self._load(batch, bounds[own[0]][0], bounds[own[-1]][1], ctx), bounds, own, self.exact)
-                          if own else [])
+            if self.exact or len(own) < 2:
+                queues.append([(s, self._load(batch, *bounds[s], ctx)) for s in own])
+            else:
+                first = bounds[own[0]][0]
+                arrays = self._load(batch, first, bounds[own[-1]][1], ctx)
+                queues.append([(s, [array[bounds[s][0] - first:bounds[s][1] - first] for array in arrays])
+                               for s in own])
         return queues
 
     def _in_turns(self, queues):
@@ -186,18 +198,6 @@ def rows_to(array, start: int, stop: int, ctx: mx.Context) -> mx.nd.NDArray:
         return mx.nd.array(array[start:stop], ctx=ctx, dtype=array.dtype)
     rows = array if stop - start == len(array) else array[start:stop]
     return rows.as_in_context(ctx)
-
-
-def _cut(arrays: Arrays, bounds, own: Sequence[int], fresh: bool) -> List[Tuple[int, Arrays]]:
-    """The shards of one context's rows. fresh: in memory of their own, aligned as in any other layout."""
-    if len(own) == 1:
-        return [(own[0], arrays)]
-    first = bounds[own[0]][0]
-    pieces = []
-    for s in own:
-        rows = [array[bounds[s][0] - first:bounds[s][1] - first] for array in arrays]
-        pieces.append((s, [array.copy() for array in rows] if fresh else rows))
-    return pieces
 
 
 def _trainable(chunks) -> List[Parameter]:

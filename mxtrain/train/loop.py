@@ -69,8 +69,8 @@ def update(run: Run, batch, lr: float) -> None:
         run.communicator.allreduce(layout.sums)
         layout.finish()
     except NotSummable:
-        raise TrainingError(f"a gradient is infinite, not a number, or too large to be summed exactly in update "
-                            f"{number + 1}: training has diverged") from None
+        raise TrainingError("a gradient, or a statistic of batch normalization, is infinite, not a number or too large "
+                            f"to be summed exactly in update {number + 1}: training has diverged") from None
     scale = 1.0 / len(batch[-1])
     if run.clip_norm is not None:
         run.state.grad_norm = scale * global_norm(layout.gradients[0])

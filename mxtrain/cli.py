@@ -51,5 +51,8 @@ def print_json(value: dict) -> None:
 
 
 def _fail(program: str, error: Exception, code: int) -> int:
-    print(f"{program}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    text = " ".join(str(error).split())
+    print(f"{program}: error: {text}", file=sys.stderr, flush=True)
+    if "--json" in sys.argv:
+        print_json({"error": text, "exit_code": code})
     return code

@@ -76,7 +76,8 @@ def _add_field(group, item: dataclasses.Field, kind: Any, text: str) -> None:
     default = item.default_factory() if item.default is dataclasses.MISSING else item.default
     flag = "--" + item.name.replace("_", "-")
     if kind is bool:
-        group.add_argument(flag, action=jsonargparse.ActionYesNo(yes_prefix="", no_prefix="no-"), default=default, help=text)
+        yes_no = jsonargparse.ActionYesNo(yes_prefix="", no_prefix="no-")
+        group.add_argument(flag, action=yes_no, default=default, help=text)
     elif typing.get_origin(kind) is list:
         group.add_argument(flag, nargs="+", type=typing.get_args(kind)[0], default=default, help=text)
     else:
@@ -132,7 +133,7 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
     Raises UserError, with both values, for a field that belongs to the run and differs.
     """
     given = {name: value for name, value in given.items() if (name, value) != ("task", "auto")}
-    if given.get("micro_batch"):
+    if (given.get("micro_batch") or 0) > 0 and "shards" not in given:
         given["shards"] = -(-saved["batch_size"] // given.pop("micro_batch"))  # which is what it became
     for name, value in given.items():
         if name not in MACHINE | RENEWABLE and value != saved.get(name):

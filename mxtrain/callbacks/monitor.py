@@ -10,8 +10,8 @@ class Monitor:
     """Watches one value of the last row of each epoch (validation, or training where there is none).
 
     name: its column; values of "loss" and of names ending in _loss are better when smaller, others when larger.
-    "auto" is accuracy where the rows have one, else loss. patience: epochs in a row that may pass without an improvement
-    of more than min_delta, None for any number.
+    "auto" is accuracy where the rows have one, else loss.
+    patience: epochs in a row that may pass without an improvement of more than min_delta, None for any number.
     """
 
     def __init__(self, name: str = "auto", patience: Optional[int] = None, min_delta: float = 0.0):
@@ -37,7 +37,8 @@ class Monitor:
             self._bad_epochs += 1
         if not self.exhausted:
             return None
-        return f"{self.name} has not improved for {self._bad_epochs} epochs (best {self.best} in epoch {self.best_epoch})"
+        return (f"{self.name} has not improved for {self._bad_epochs} epochs "
+                f"(best {self.best} in epoch {self.best_epoch})")
 
     @property
     def exhausted(self) -> bool:
@@ -45,7 +46,7 @@ class Monitor:
         return self._patience is not None and self._bad_epochs >= self._patience
 
     def _better(self, value: float, than: Optional[float], by: float) -> bool:
-        if math.isnan(value):
+        if not math.isfinite(value):
             return False
         if than is None:
             return True

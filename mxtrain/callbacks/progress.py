@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import List
@@ -9,6 +10,8 @@ from typing import List
 from tqdm import tqdm
 
 from mxtrain.callbacks.base import Callback
+
+_log = logging.getLogger("mxtrain")
 
 _SECONDS_BETWEEN_LINES = 30
 
@@ -37,10 +40,12 @@ class Progress(Callback):
         self.close()
         parts = [f"epoch {rows[0]['epoch']}/{self._epochs}"]
         for row in rows:
-            values = [f"{name} {_short(row[name])}" for name in ("loss", "accuracy", "top5") if row.get(name) is not None]
+            values = [f"{name} {_short(row[name])}" for name in ("loss", "accuracy", "top5")
+                      if row.get(name) is not None]
             parts.append(f"{row['split']} {' '.join(values)}")
         parts.append(f"lr {_short(rows[0]['lr'])}  {rows[0]['samples_per_second']:.0f} samples/s")
-        self._line("  ".join(parts))
+        self._last_line = time.monotonic()
+        _log.info("%s", "  ".join(parts))
 
     def close(self) -> None:
         if self._bar is not None:

@@ -8,7 +8,8 @@ from typing import List
 
 from mxtrain.callbacks.base import Callback
 
-COLUMNS = ["epoch", "update", "split", "samples", "loss", "accuracy", "lr", "seconds", "samples_per_second", "wait_share"]
+COLUMNS = ["epoch", "update", "split", "samples", "loss", "accuracy", "lr", "seconds", "samples_per_second",
+           "wait_share"]
 
 
 class Table(Callback):

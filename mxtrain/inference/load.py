@@ -14,11 +14,11 @@ from mxnet.gluon import Block
 from mxtrain import config
 from mxtrain.errors import UserError
 from mxtrain.inference.settings import RunConfig
-from mxtrain.models import zoo
+from mxtrain.models import weights, zoo
 from mxtrain.tasks.image import Pixels
 from mxtrain.train import checkpoint, folder
 from mxtrain.train.setup import initialize
-from mxtrain.train.state import load_weights, named_parameters
+from mxtrain.train.state import load_weights
 
 _log = logging.getLogger("mxtrain")
 
@@ -54,7 +54,7 @@ def load(which: RunConfig, contexts: Sequence[mx.Context]) -> Trained:
     net = zoo.create(settings.model.model, len(classes), pixels.channels)
     net.collect_params().setattr("grad_req", "null")
     initialize(net, list(contexts), 0)
-    parameters = named_parameters(net)
+    parameters = weights.parameters(net)
     load_weights(parameters, found)
     for parameter in parameters.values():
         parameter._finish_deferred_init()  # now that its shape is known; it need not wait for a first batch

@@ -108,7 +108,8 @@ def create(config: OptimConfig, parameters: Dict[str, Parameter]) -> mx.optimize
 def without_effect(config: OptimConfig) -> List[str]:
     """What is set to another value than its default and plays no part: lines for the log."""
     accepted = inspect.signature(mx.optimizer.Optimizer.opt_registry[config.optimizer].__init__).parameters
-    idle = {name: f"--optimizer {config.optimizer}" for name in ("momentum", "beta1", "beta2", "epsilon") if name not in accepted}
+    idle = {name: f"--optimizer {config.optimizer}" for name in ("momentum", "beta1", "beta2", "epsilon")
+            if name not in accepted}
     for name, schedules in (("decay_factor", ["step"]), ("poly_power", ["poly"]), ("final_lr", ["poly", "cosine"])):
         if config.schedule not in schedules:
             idle[name] = f"--schedule {config.schedule}"

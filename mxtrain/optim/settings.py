@@ -18,20 +18,20 @@ class OptimConfig:
     """How the gradient moves the weights; MXNet's optimizers whose whole state is arrays and the number of the update,
     and adamw (Loshchilov and Hutter 2019)."""
     lr: Optional[float] = None
-    """Learning rate at its highest (default: 0.1 for sgd and nag, 0.001 for the others); it is never rescaled by the batch
-    size or the number of devices."""
+    """Learning rate at its highest (default: 0.1 for sgd and nag, 0.001 for the others); it is never rescaled by the
+    batch size or the number of devices."""
     momentum: float = 0.9
-    """Momentum of sgd and nag."""
+    """Momentum of sgd, nag and signum."""
     weight_decay: float = 1e-4
     """Weight decay: added to the gradient, or with adamw taken off the weight (times the learning rate)."""
     decay_all: bool = True
     """Decay biases and normalization parameters (gamma, beta) too."""
     beta1: float = 0.9
-    """Decay of the first moment of adam and adamw."""
+    """Decay of the first moment of adam, adamw, ftml and lamb."""
     beta2: float = 0.999
-    """Decay of the second moment of adam and adamw."""
+    """Decay of the second moment of adam, adamw, ftml and lamb."""
     epsilon: float = 1e-8
-    """Added to the root of the second moment in adam and adamw."""
+    """Added to the root of the second moment in adam, adamw, ftml, lamb and rmsprop."""
     schedule: Literal["constant", "step", "poly", "cosine"] = "cosine"
     """Course of the learning rate after the warm-up."""
     warmup_epochs: float = 0.0

@@ -2,9 +2,9 @@
 
 A number is split into two float64 parts, whole multiples of 2**-20 and of 2**-64. As long as the sums of the
 parts stay within 2**33 and 2**-11 (which 1,024 numbers cannot pass in the low part, nor V numbers below 2**33 / V
-in the high one), adding parts never rounds, so any order, on any device, in a KVStore or an allreduce, gives the same bits. What is below
-2**-64 of a number is rounded away once, when it is split. This is the method of pre-rounding of Demmel and
-Nguyen, "Fast Reproducible Floating-Point Summation" (2013), with two fixed bins.
+in the high one), adding parts never rounds, so any order, on any device, in a KVStore or an allreduce, gives the
+same bits. What is below 2**-64 of a number is rounded away once, when it is split. This is the method of
+pre-rounding of Demmel and Nguyen, "Fast Reproducible Floating-Point Summation" (2013), with two fixed bins.
 
 Splitting uses that adding 1.5 * 2**(52+e) to a float64 rounds it to a whole multiple of 2**e.
 """

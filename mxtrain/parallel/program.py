@@ -20,7 +20,7 @@ class Chunk(NamedTuple):
     """A compiled run of segments."""
 
     block: Block
-    """Called with the chunk's inputs; the last chunk of training takes the labels too and returns the head's outputs."""
+    """Called with the chunk's inputs; the last one of training takes the labels too and returns the head's outputs."""
     segment: int
     """Index of its first segment in the finest plan."""
     draws: bool

@@ -63,8 +63,8 @@ class RunningStatistics:
 class ShardStatistics:
     """The running statistics of one context, collected shard by shard and group by group of the layers.
 
-    Used in this order: begin (a batch); before_pass and after_pass around the recorded pass of each group of each shard; end;
-    then the arrays in `parts` are summed over all contexts and processes; finish.
+    Used in this order: begin (a batch); before_pass and after_pass around the recorded pass of each group of each
+    shard; end; then the arrays in `parts` are summed over all contexts and processes; finish.
     shards: number of shards of a batch, over all contexts.
     """
 

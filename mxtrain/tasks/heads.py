@@ -6,6 +6,8 @@ evaluation head gives one array with one row per sample. The columns' names are 
 
 from __future__ import annotations
 
+from typing import Optional
+
 from mxnet import gluon
 from mxnet.gluon import Block, HybridBlock
 
@@ -32,24 +34,34 @@ class LabelSmoothing(HybridBlock):
 
 
 class LossHead(HybridBlock):
-    """Any loss with one value per sample; the report is the loss."""
+    """Any loss with one value per sample; the report is the loss.
+
+    Gluon's own losses get the main output, and the label as float32, since theirs must be of one type; a loss of
+    one's own gets whatever the network returns and the label as it is.
+    """
 
     names = ("loss",)
 
     def __init__(self, loss: Block):
         super().__init__(prefix="")
         self.loss = loss
+        self._gluons = type(loss).__module__.startswith("mxnet.")
 
     def hybrid_forward(self, F, output, label):
-        loss = self.loss(first(output), label)
+        loss = self._loss(F, output, label)
         return loss, F.expand_dims(loss, axis=1)
+
+    def _loss(self, F, output, label):
+        if self._gluons:
+            return self.loss(first(output), F.cast(label, "float32"))
+        return self.loss(output, label)
 
 
 class LossEvaluation(LossHead):
     """The same without backward."""
 
     def hybrid_forward(self, F, output, label):
-        return F.expand_dims(self.loss(first(output), label), axis=1)
+        return F.expand_dims(self._loss(F, output, label), axis=1)
 
 
 class ClassHead(HybridBlock):
@@ -62,7 +74,7 @@ class ClassHead(HybridBlock):
         self.loss = loss
 
     def hybrid_forward(self, F, output, label):
-        output = first(output)
+        output, label = first(output), F.reshape(label, shape=(-1,))  # a column of labels will do, too
         loss = self.loss(output, label)
         hit = F.argmax(output, axis=1) == F.cast(label, "float32")
         return loss, F.stack(loss, hit, axis=1)
@@ -81,7 +93,7 @@ class ClassEvaluation(HybridBlock):
 
     def hybrid_forward(self, F, output, label):
         output = first(output)
-        label = F.cast(label, "float32")
+        label = F.cast(F.reshape(label, shape=(-1,)), "float32")
         predicted = F.argmax(output, axis=1)
         columns = [self.loss(output, label), predicted == label]
         if "top5" in self.names:
@@ -102,17 +114,19 @@ class Probabilities(HybridBlock):
         return F.softmax(first(output))
 
 
-def heads_for(loss: Block, classes: int, evaluation_loss: Block = None):
+def heads_for(loss: Block, classes: Optional[int], evaluation_loss: Block = None):
     """(training head, evaluation head) for a loss; one over class numbers also counts hits.
+
+    classes: how many scores the network gives for a sample; None where it gives no plain list of them.
 
     evaluation_loss: where it is another than the loss (label smoothing is for training only).
     """
     evaluation_loss = evaluation_loss or loss
-    if is_class_loss(evaluation_loss):
+    if classes is not None and is_class_loss(evaluation_loss):
         return ClassHead(loss), ClassEvaluation(evaluation_loss, classes)
     return LossHead(loss), LossEvaluation(evaluation_loss)
 
 
 def is_class_loss(loss: Block) -> bool:
-    """Whether a loss compares class scores (rows, classes) with class numbers (rows,)."""
-    return isinstance(loss, gluon.loss.SoftmaxCrossEntropyLoss) and loss._sparse_label and loss._axis in (-1, 1)
+    """Whether a loss compares scores, which have the classes along loss._axis, with class numbers."""
+    return isinstance(loss, gluon.loss.SoftmaxCrossEntropyLoss) and loss._sparse_label

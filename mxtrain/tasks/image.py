@@ -60,9 +60,12 @@ class Normalize(HybridBlock):
 
 
 class ImageTask:
-    """Data, network and loss for a configuration. Raises UserError for what does not fit together."""
+    """Data, network and loss for a configuration. Raises UserError for what does not fit together.
 
-    def __init__(self, settings: SimpleNamespace):
+    resumed: the weights will come from a checkpoint, and the files of the starting weights need not be there any more.
+    """
+
+    def __init__(self, settings: SimpleNamespace, resumed: bool = False):
         model, train = settings.model, settings.train
         self.data = data = open_data(settings.data, train.seed)
         for note in data.notes:
@@ -78,7 +81,7 @@ class ImageTask:
                                  last_batch=settings.data.last_batch, workers=settings.data.workers)
         self.val_data = None if data.val is None else Loader(data.val, train.batch_size, shuffle=False,
                                                              workers=settings.data.workers)
-        self._model = model
+        self._model, self._resumed = model, resumed
 
     @property
     def name(self) -> str:
@@ -92,12 +95,15 @@ class ImageTask:
                 loader.close()
 
     def sample(self) -> list:
-        """Inputs of two made-up rows."""
-        return [np.random.RandomState(0).randint(0, self.pixels.peak + 1, (2, *self.pixels.shape)).astype("uint8")]
+        """(images, labels) of two made-up rows."""
+        images = np.random.RandomState(0).randint(0, self.pixels.peak + 1, (2, *self.pixels.shape)).astype("uint8")
+        return [images, np.zeros(2, "int32")]
 
     def prepare(self, net: Block) -> None:
         """Starting weights and frozen parameters of an initialized network."""
-        prepare(net, self._model)
+        if not self._resumed:
+            start(net, self._model)
+        freeze(net, self._model)
 
     def check_output(self, output: mx.nd.NDArray) -> None:
         if output.ndim != 2 or output.shape[1] != len(self.classes):
@@ -105,21 +111,25 @@ class ImageTask:
                             f"{len(self.classes)} are needed, one per class")
 
 
-def prepare(net: Block, model) -> None:
-    """Applies the starting weights of a ModelConfig, and what it freezes, to an initialized network."""
+def start(net: Block, model) -> None:
+    """Applies the starting weights of a ModelConfig to an initialized network."""
     if model.zero_gamma:
         _log.info("--zero-gamma: %d residual blocks start as the identity", len(weights.zero_gamma(net)))
     if model.pretrained:
         weights.pretrained(net, model.model, model.pretrained_root)
     if model.init_from:
         weights.init_from(net, model.init_from)
+
+
+def freeze(net: Block, model) -> None:
+    """Applies what a ModelConfig freezes."""
     if model.freeze:
         frozen = weights.freeze(net, model.freeze)
         _log.info("--freeze: %d of %d parameters keep their values", len(frozen), len(weights.parameters(net)))
 
 
 def pixels_for(data: Data, model: str, pretrained: bool) -> Pixels:
-    """Zoo networks get 3 channels; color images, and all input of pretrained networks, ImageNet's mean and deviation."""
+    """Zoo networks get 3 channels; color images, and what pretrained networks see, ImageNet's mean and deviation."""
     channels = zoo.wants_channels(model) or data.shape[2]
     if channels % data.shape[2]:
         raise UserError(f"--model {model} takes {channels} channels, the images have {data.shape[2]}")

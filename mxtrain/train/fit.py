@@ -44,7 +44,8 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
         or anything with a length that gives batches (input, ..., label), such as a gluon DataLoader: these are the
         global batches, and a resume within an epoch passes over those that were done. (numpy's global generator, by
         which gluon shuffles, is seeded for each epoch.)
-    loss: gives one value per sample; by default cross-entropy with class numbers.
+    loss: gives one value per sample; by default cross-entropy with class numbers. A loss of one's own gets all that
+        the network returns, gluon's losses its first output.
     ctx: contexts, such as [mx.gpu(0), mx.gpu(1)]; default: cpu(0). kvstore: none, local, device or nccl.
     settings: other fields of train.py's help: lr=0.1, schedule="cosine", clip_norm=1.0, exact=True, patience=3,
         out="runs/x" (without it nothing is written), resume="runs/x", ...
@@ -56,9 +57,15 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
     given = {**settings, "optimizer": optimizer, "kvstore": kvstore or "none", "epochs": epochs}
     if not isinstance(train_data, gluon.data.Dataset):
-        batch_size = batch_size or len(next(iter(train_data))[-1])
+        batch_size = _size_of_batches(train_data, batch_size)
+        if "last_batch" in settings:
+            raise UserError("last_batch: has no effect on train_data that are batches already")
     if batch_size is not None:
         given["batch_size"] = batch_size
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise UserError(f"callbacks: {callback!r} is not an object of a class derived from "
+                            "mxtrain.callbacks.base.Callback")
     contexts = _contexts(ctx)
     parts, place = session.configure(config.checked(given))
     if parts.parallel.exact:
@@ -66,21 +73,21 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     _check_threads(parts.devices.threads, contexts)
     parts.devices.threads = compat.threads()
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
-    train_batches = _batches(train_data, "train_data", parts.train, shuffle=True)
-    val_batches = None if val_data is None else _batches(val_data, "val_data", parts.train, shuffle=False)
+    train_batches = _batches(train_data, "train_data", parts.train, True, parts.data.last_batch)
+    val_batches = None if val_data is None else _batches(val_data, "val_data", parts.train, False)
 
     def check_output(output):
         if is_class_loss(loss):
             for batches in (train_batches, val_batches):
                 if batches is not None:
-                    batches.classes = output.shape[-1]
+                    batches.classes = output.shape[loss._axis]
 
-    sample = [x[:2] for x in next(train_batches.batches(0))[:-1]]
+    sample = [x[:2] for x in next(train_batches.batches(0))]
+    communicator, rows = InProcess(parts.parallel.kvstore, contexts), _Rows()
     modes = {parameter: parameter.grad_req for parameter in net.collect_params().values()}
-    run = set_up(net, loss, parts, contexts, InProcess(parts.parallel.kvstore, contexts), train_batches, val_batches,
-                 sample, check_output=check_output)
-    rows = _Rows()
     try:
+        run = set_up(net, loss, parts, contexts, communicator, train_batches, val_batches, sample,
+                     check_output=check_output)
         path = session.carry_out(run, parts, place, lambda: parts.train.out and folder.make(parts.train.out, "fit"),
                                  [rows, *callbacks])
     finally:
@@ -113,12 +120,12 @@ class _Checked:
 
     def batches(self, epoch: int, start: int = 0):
         for number, batch in enumerate(self._batches(epoch, start), start + 1):
-            rows = {len(array) for array in batch}
-            if len(batch) < 2 or len(rows) != 1:
+            whole = isinstance(batch, (list, tuple)) and len(batch) > 1
+            if not whole or len({len(array) for array in batch}) != 1:
                 raise UserError(f"{self._name}, batch {number}: must be (input, ..., label) of equal lengths")
             if self.classes is not None:
                 self._check_labels(batch[-1], number)
-            yield batch
+            yield tuple(item if isinstance(item, mx.nd.NDArray) else _plain(item) for item in batch)
 
     def _check_labels(self, label, number: int) -> None:
         values = label.asnumpy() if isinstance(label, mx.nd.NDArray) else np.asarray(label)
@@ -128,24 +135,38 @@ class _Checked:
                             f"so labels are whole numbers from 0 to {self.classes - 1}")
 
 
-def _batches(data, name: str, train, shuffle: bool) -> _Checked:
+def _batches(data, name: str, train, shuffle: bool, last_batch: str = "keep") -> _Checked:
     if isinstance(data, gluon.data.Dataset):
         dataset = _InMemory(data) if type(data) is gluon.data.ArrayDataset else _ByIndex(data)
-        loader = Loader(dataset, train.batch_size, train.seed, shuffle=shuffle)
+        loader = Loader(dataset, train.batch_size, train.seed, shuffle=shuffle, last_batch=last_batch)
         return _Checked(loader.batches, len(loader), name)
-    if not hasattr(data, "__len__"):
-        raise UserError(f"{name}: needs a length (the number of batches of an epoch)")
-    if not len(data):
-        raise UserError(f"{name}: has no batches")
+    _check_length(data, name)
 
     def batches(epoch, start):
         # gluon's samplers shuffle by this generator: seeded so, an epoch has the same order after a resume.
         np.random.seed(mix(train.seed, 2, epoch))
         for number, batch in enumerate(data):
             if number >= start:
-                yield tuple(batch)
+                yield batch
 
     return _Checked(batches, len(data), name)
+
+
+def _check_length(data, name: str) -> None:
+    if not hasattr(data, "__len__"):
+        raise UserError(f"{name}: needs a length (the number of batches of an epoch)")
+    if not len(data):
+        raise UserError(f"{name}: has no batches")
+
+
+def _size_of_batches(data, given: Optional[int]) -> int:
+    """Rows of a global batch, for data that are batches already."""
+    _check_length(data, "train_data")
+    rows = len(next(iter(data))[-1])
+    # A single batch may be a short last one.
+    if given is not None and given != rows and (len(data) > 1 or given < rows):
+        raise UserError(f"batch_size={given}: train_data gives batches of {rows}; leave batch_size out")
+    return given or rows
 
 
 class _InMemory(gluon.data.Dataset):
@@ -187,7 +208,9 @@ def _check_threads(saved: Optional[int], contexts: List[mx.Context]) -> None:
 
 
 def _contexts(ctx) -> List[mx.Context]:
-    contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx or [mx.cpu(0)])
+    contexts = [ctx] if isinstance(ctx, mx.Context) else [mx.cpu(0)] if ctx is None else list(ctx)
+    if not contexts or not all(isinstance(one, mx.Context) for one in contexts):
+        raise UserError(f"ctx={ctx!r}: must be contexts, such as [mx.cpu(0), mx.cpu(1)]")
     twice: Dict[str, int] = {}
     for one in contexts:
         twice[str(one)] = twice.get(str(one), 0) + 1

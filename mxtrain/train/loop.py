@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import time
 from typing import Dict, List
@@ -52,12 +53,12 @@ def train(run: Run) -> None:
         state.epoch, state.batch, state.totals, state.seconds, state.waited = state.epoch + 1, 0, {}, 0.0, 0.0
         run.meter.start()  # or the checkpoint of this point would carry the sums of the epoch that is over
         if state.epoch >= run.epochs:
-            stop = f"all {run.epochs} epochs are done"
+            stop = f"all {run.epochs} epochs are done" if run.epochs > 1 else "the epoch is done"
         state.finished = stop
         run.callbacks.epoch(rows)
         save(run, best=run.monitor.improved)
         if state.finished is None:
-            _stop_if_asked(run)
+            _stop_if_asked(run, saved=True)
     run.callbacks.end(state)
 
 
@@ -69,26 +70,29 @@ def update(run: Run, batch, lr: float) -> None:
         run.communicator.allreduce(layout.sums)
         layout.finish()
     except NotSummable:
-        raise TrainingError("a gradient, or a statistic of batch normalization, is infinite, not a number or too large "
-                            f"to be summed exactly in update {number + 1}: training has diverged") from None
+        raise TrainingError("a gradient, or a statistic of batch normalization, is infinite, not a number or too "
+                            f"large to be summed exactly in update {number + 1}: training has diverged") from None
     scale = 1.0 / len(batch[-1])
     if run.clip_norm is not None:
         run.state.grad_norm = scale * global_norm(layout.gradients[0])
+        if not math.isfinite(run.state.grad_norm):
+            raise TrainingError(f"the norm of the gradient is {run.state.grad_norm} in update {number + 1}: training "
+                                "has diverged")
         scale *= min(1.0, run.clip_norm / run.state.grad_norm) if run.state.grad_norm else 1.0
     run.optimizer.update(layout.gradients, number, lr, scale)
     run.meter.add(number, reports)
 
 
 def save(run: Run, best: bool = False) -> None:
-    """Writes a checkpoint, unless the weights are not finite (TrainingError) or the run has no folder."""
-    if run.checkpoints is None:
-        return
+    """Writes a checkpoint where the run has a folder. Raises TrainingError when the weights are not finite."""
     run.meter.read()
     run.layout.wait()
     arrays, state = snapshot(run)
     broken = check_finite(arrays)
     if broken:
         raise TrainingError(f"{broken} is not finite after update {run.state.update}: training has diverged")
+    if run.checkpoints is None:
+        return
     run.checkpoints.save(run.state.update, arrays, state, best)
     run.saved_at = time.monotonic()
 
@@ -129,10 +133,11 @@ def _save_if_due(run: Run) -> None:
         save(run)
 
 
-def _stop_if_asked(run: Run) -> None:
+def _stop_if_asked(run: Run, saved: bool = False) -> None:
     number = run.communicator.agree(run.signals.received)
     if number:
-        save(run)
+        if not saved:
+            save(run)
         where = f"stopped after update {run.state.update} (epoch {run.state.epoch + 1}, batch {run.state.batch})"
         _log.info("%s: %s", signal.Signals(number).name, where)
         raise Stopped(number, where)

@@ -34,7 +34,7 @@ def main(argv: List[str]) -> int:
 
     communicator = InProcess(settings.parallel.kvstore, replicas)
     settings.train.task = "image"
-    task = ImageTask(settings)
+    task = ImageTask(settings, resumed=place is not None)
     run = set_up(task.net, task.loss, settings, replicas, communicator, task.train_data, task.val_data, task.sample(),
                  task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output)
 
@@ -51,6 +51,9 @@ def main(argv: List[str]) -> int:
                                  describe, signals=True)
     except Stopped as stopped:
         _log.info("go on with --resume %s", settings.train.out)
+        if arguments.json:
+            cli.print_json({"run": settings.train.out, "finished": None, "epochs": run.state.epoch,
+                            "updates": run.state.update, "signal": stopped.number})
         return 128 + stopped.number
     finally:
         task.close()

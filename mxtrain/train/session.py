@@ -36,7 +36,8 @@ def configure(given: Dict[str, Any]) -> Tuple[SimpleNamespace, Optional[Place]]:
 
 
 def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder: Callable[[], Optional[Path]],
-              callbacks: Sequence = (), describe: Callable[[], None] = lambda: None, signals: bool = False) -> Optional[Path]:
+              callbacks: Sequence = (), describe: Callable[[], None] = lambda: None,
+              signals: bool = False) -> Optional[Path]:
     """Trains a run that has been set up, and returns its folder.
 
     new_folder: makes one, or returns None to write nothing; not called on a resume. describe: writes and logs what is

@@ -15,6 +15,7 @@ from mxnet.gluon import Block
 
 from mxtrain.callbacks.monitor import Monitor
 from mxtrain.errors import UserError
+from mxtrain.models import weights
 from mxtrain.optim.optimizer import Optimizer, without_effect
 from mxtrain.optim.schedules import learning_rate
 from mxtrain.parallel.communicator import InProcess
@@ -25,7 +26,6 @@ from mxtrain.seeds import mix
 from mxtrain.tasks.heads import first, heads_for
 from mxtrain.train.metrics import Meter
 from mxtrain.train.run import Run
-from mxtrain.train.state import named_parameters
 
 _log = logging.getLogger("mxtrain")
 
@@ -36,12 +36,12 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
            prepare: Callable[[Block], None] = None, check_output: Callable = None) -> Run:
     """A run that is ready to train. Initializes what is not yet, with settings.train.seed.
 
-    sample: inputs of a row or two, for the shapes. prepare: called with the initialized network before its
+    sample: (*inputs, label) of a row or two, for the shapes. prepare: called with the initialized network before its
     parameters are taken. check_output: called with the network's (main) output for the sample.
     `settings` are completed: shards gets its number.
     """
     initialize(net, contexts, settings.train.seed)
-    sample = [mx.nd.array(x, ctx=contexts[0], dtype=x.dtype) for x in sample]
+    *sample, label = [mx.nd.array(x, ctx=contexts[0], dtype=x.dtype) for x in sample]
     if preprocess is not None:
         sample = [preprocess(x) for x in sample]
     output = first_output(net, sample)  # also finds out the shapes of all parameters
@@ -53,10 +53,11 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     shards = settings.parallel.shards = number_of_shards(settings.parallel, settings.train.batch_size, len(contexts))
     settings.parallel.micro_batch = None  # it has become a number of shards
     _warn_about_shards(net, settings.train.batch_size, shards, contexts)
-    head, evaluation_head = heads_for(loss, output.shape[-1], evaluation_loss)
+    head, evaluation_head = heads_for(loss, output.shape[1] if output.ndim == 2 else None, evaluation_loss)
+    _check_loss(net, head, sample, label)
     layout = Layout(net, head, evaluation_head, contexts, shards, settings.parallel.exact, settings.parallel.recompute,
                     mix(settings.train.seed, 1), preprocess, sample)
-    parameters = named_parameters(net)
+    parameters = weights.parameters(net)
     names = {id(p): name for name, p in parameters.items()}
     optimizer = Optimizer(settings.optim, {names[id(p)]: p for p in layout.parameters}, contexts)
     for line in without_effect(settings.optim):
@@ -81,12 +82,35 @@ def first_output(net: Block, sample: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
             output = first(net(*sample))
         output.wait_to_read()
     except mx.base.MXNetError as error:
-        shapes = ", ".join(str(x.shape[1:]) for x in sample)
-        # After MXNet's stack trace comes what it is about.
-        reason = [line for line in str(error).splitlines() if "Error" in line or "Check failed" in line]
-        raise UserError(f"{type(net).__name__} cannot take an input of shape {shapes}: "
-                        f"{(reason or str(error).splitlines())[-1].strip()}") from error
+        raise UserError(f"{type(net).__name__} cannot take an input of {_kinds(sample)}: {_reason(error)}") from error
     return output
+
+
+def _check_loss(net: Block, head: Block, sample: Sequence[mx.nd.NDArray], label: mx.nd.NDArray) -> None:
+    """Raises UserError for a loss that cannot be computed or is not one value per sample."""
+    name = type(head.loss).__name__
+    try:
+        with autograd.predict_mode():
+            loss = head(net(*sample), label)[0]
+        loss.wait_to_read()
+    except (mx.base.MXNetError, ValueError) as error:
+        raise UserError(f"{name} cannot compare the network's output with labels of {_kinds([label])}: "
+                        f"{_reason(error)}") from error
+    if loss.shape != (len(label),):
+        raise UserError(f"{name} gives values of shape {loss.shape} for {len(label)} samples; a loss gives one value "
+                        "per sample, and their mean is taken here")
+
+
+def _kinds(arrays: Sequence[mx.nd.NDArray]) -> str:
+    """Shapes, without the rows, and types."""
+    return ", ".join(f"shape {x.shape[1:]} and type {np.dtype(x.dtype).name}" for x in arrays)
+
+
+def _reason(error: Exception) -> str:
+    """What an error is about, which MXNet writes after its stack trace."""
+    lines = str(error).splitlines()
+    reason = [line for line in lines if "Error" in line or "Check failed" in line]
+    return (reason or lines)[-1].strip()
 
 
 def initialize(net: Block, contexts: List[mx.Context], seed: int) -> None:
@@ -112,7 +136,7 @@ class _DefaultInit(mx.init.Xavier):
 
 
 def _refuse_unsupported(net: Block) -> None:
-    for name, parameter in named_parameters(net).items():
+    for name, parameter in weights.parameters(net).items():
         if parameter._stype != "default" or parameter._grad_stype != "default":
             raise UserError(f"{name}: sparse parameters and gradients are not supported (sparse_grad=False)")
         if np.dtype(parameter.dtype) != np.float32:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 
 class Stopped(Exception):
@@ -33,4 +34,6 @@ class Signals:
         for each in self._before:
             signal.signal(each, signal.SIG_DFL)  # by the system: Python would wait for MXNet's call to return
         # Not by the log: the signal may have come while a line was being written, and streams cannot be re-entered.
-        os.write(2, f"\n{signal.Signals(number).name}: saving after this update (a second one stops at once)\n".encode())
+        text = f"\n{signal.Signals(number).name}: saving after this update (a second one stops at once)\n"
+        with suppress(OSError):  # Ctrl-C ends also the `tee` or `less` that read our lines; the training is to be saved
+            os.write(2, text.encode())

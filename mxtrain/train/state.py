@@ -7,7 +7,7 @@ from typing import Dict, Optional
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Block, Parameter
+from mxnet.gluon import Parameter
 
 from mxtrain.errors import UserError
 
@@ -32,16 +32,6 @@ class State:
     """Global norm of the latest gradient, before clipping."""
     finished: Optional[str] = None
     """Why the training is over, None while it is not."""
-
-
-def named_parameters(net: Block) -> Dict[str, Parameter]:
-    """Each parameter once, by its place in the network ("features.0.weight"), as in MXNet's parameter files."""
-    names, seen = {}, set()
-    for name, parameter in net._collect_params_with_prefix().items():
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            names[name] = parameter
-    return names
 
 
 def snapshot(run) -> tuple:
@@ -75,8 +65,9 @@ def load_weights(parameters: Dict[str, Parameter], checkpoint) -> None:
     for name, parameter in parameters.items():
         array = weights[name]
         # A shape with zeros is not known yet.
-        if len(parameter.shape) != len(array.shape) or any(a not in (0, b) for a, b in zip(parameter.shape, array.shape)):
-            raise UserError(f"{checkpoint.path}: {name} has shape {array.shape}, the network wants {parameter.shape}")
+        shape = parameter.shape
+        if len(shape) != len(array.shape) or any(a not in (0, b) for a, b in zip(shape, array.shape)):
+            raise UserError(f"{checkpoint.path}: {name} has shape {array.shape}, the network wants {shape}")
         parameter.set_data(mx.nd.array(array, dtype=array.dtype))
 
 

@@ -1,5 +1,6 @@
 """What a run leaves for people: curves.png, TensorBoard events, and the lines on the terminal."""
 
+import logging
 import csv
 import struct
 from types import SimpleNamespace
@@ -79,12 +80,13 @@ def test_curves_of_rows_with_gaps(tmp_path):
     assert cv2.imread(str(tmp_path / "curves.png")) is not None
 
 
-def test_progress_writes_a_line_per_epoch_where_there_is_no_terminal(capsys):
+def test_progress_logs_a_line_per_epoch(capsys, caplog):
     progress = Progress(epochs=3, updates_per_epoch=10)
-    progress.log({"epoch": 1, "batch": 1, "update": 1, "lr": 0.1, "loss": 2.0})
-    progress.epoch([{"epoch": 1, "split": "train", "loss": 1.23456, "accuracy": None, "lr": 0.1, "samples_per_second": 99.7},
-                    {"epoch": 1, "split": "val", "loss": 1.5, "accuracy": 0.75, "top5": 1.0, "lr": 0.1}])
-    progress.close()
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == "epoch 1/3  train loss 1.235  val loss 1.5 accuracy 0.75 top5 1  lr 0.1  100 samples/s\n"
+    with caplog.at_level(logging.INFO, "mxtrain"):
+        progress.log({"epoch": 1, "batch": 1, "update": 1, "lr": 0.1, "loss": 2.0})
+        progress.epoch([
+            {"epoch": 1, "split": "train", "loss": 1.23456, "accuracy": None, "lr": 0.1, "samples_per_second": 99.7},
+            {"epoch": 1, "split": "val", "loss": 1.5, "accuracy": 0.75, "top5": 1.0, "lr": 0.1}])
+        progress.close()
+    assert capsys.readouterr() == ("", "")
+    assert caplog.messages == ["epoch 1/3  train loss 1.235  val loss 1.5 accuracy 0.75 top5 1  lr 0.1  100 samples/s"]

@@ -35,6 +35,9 @@ def fit(data=None, net=None, **settings):
     ({"bach_size": 3}, "bach_size.*batch_size"),
     ({"image_size": 32}, "fit.image_size"),
     ({"ctx": [mx.cpu(0), mx.cpu(0)]}, "twice"),
+    ({"ctx": []}, "ctx=.*contexts"),
+    ({"ctx": ["cpu(0)"]}, "ctx=.*contexts"),
+    ({"callbacks": [print]}, "callbacks: .*Callback"),
 ])
 def test_wrong_settings_are_named(settings, words):
     with pytest.raises(UserError, match=words):
@@ -102,3 +105,58 @@ def test_a_resume_with_other_threads_is_refused():
     with pytest.raises(UserError, match="OMP_NUM_THREADS=2"):
         module._check_threads(2, [mx.cpu(0)])
     module._check_threads(1, [mx.cpu(0)])
+
+
+class Mean(gluon.HybridBlock):
+    """A loss that is a mean over the batch already: dividing by the batch again would be wrong in silence."""
+
+    def hybrid_forward(self, F, output, label):
+        return F.mean(F.square(output))
+
+
+class SecondOutput(gluon.HybridBlock):
+    """A loss on both outputs of a network."""
+
+    def hybrid_forward(self, F, outputs, label):
+        return F.mean(F.square(outputs[0]), axis=1) + F.mean(F.square(outputs[1]), axis=1)
+
+
+class TwoHeads(nn.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Dense(2), nn.Dense(3)
+
+    def hybrid_forward(self, F, x):
+        return self.a(x), self.b(x)
+
+
+def test_a_loss_that_is_no_value_per_sample_is_refused():
+    with pytest.raises(UserError, match="Mean gives values of shape .1,. for 2 samples"):
+        fit(loss=Mean())
+
+
+def test_labels_that_the_loss_cannot_take_are_named():
+    wide = gluon.data.ArrayDataset(X, np.zeros((30, 7), "float32"))
+    with pytest.raises(UserError, match="L2Loss cannot compare.*labels of shape .7,. and type float32"):
+        fit(wide, nn.Dense(3), loss=gluon.loss.L2Loss())
+    with pytest.raises(UserError, match="cannot take an input of shape .4,. and type uint8"):
+        fit(gluon.data.ArrayDataset(X.astype("uint8"), Y))
+
+
+def test_whole_labels_for_a_loss_of_gluon_that_wants_fractions():
+    labels = np.stack([Y, 1 - Y], axis=1)
+    assert fit(gluon.data.ArrayDataset(X, labels), loss=gluon.loss.SigmoidBCELoss(), epochs=5).rows[-1]["loss"] < 0.7
+
+
+def test_a_loss_of_ones_own_gets_all_outputs():
+    net = TwoHeads()
+    rows = fit(net=net, loss=SecondOutput(), lr=0.1, epochs=20).rows
+    assert rows[-1]["loss"] < 0.1 * rows[0]["loss"]
+    assert np.abs(net.b.weight.data().asnumpy()).max() < 0.3  # the second head is trained too: its target is 0
+
+
+def test_an_input_that_is_no_number_is_noticed_behind_a_relu():
+    bad = X.copy()
+    bad[7, 1] = np.nan
+    with pytest.raises(mxtrain.errors.TrainingError, match="not finite|is nan"):
+        fit(gluon.data.ArrayDataset(bad, Y), epochs=2)

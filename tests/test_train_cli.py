@@ -672,3 +672,9 @@ def test_users_errors_are_not_tracebacks_in_the_library_either(tmp_path):
             batch_size=2,
             learning_rate=0.1,
         )
+
+
+def test_json_is_the_last_line_of_a_failure_too(train, tmp_path):
+    code, stdout, stderr = train("--json", "--lr", "fast", "--out", tmp_path / "run")
+    assert code == 2
+    assert json.loads(stdout.splitlines()[-1]) == {"error": one_line(stderr).split("error: ", 1)[1], "exit_code": 2}

@@ -96,7 +96,8 @@ def create(config: OptimConfig, parameters: Dict[str, Parameter]) -> mx.optimize
     settings = dict(momentum=config.momentum, beta1=config.beta1, beta2=config.beta2, epsilon=config.epsilon)
     accepted = inspect.signature(known[config.optimizer].__init__).parameters
     optimizer = mx.optimizer.create(config.optimizer, wd=config.weight_decay, learning_rate=config.lr,
-                                    **{name: value for name, value in settings.items() if name in accepted})
+                                    **{name: value for name, value in settings.items()
+                                       if name in accepted and value is not None})
     if optimizer.aggregate_num > 1:
         optimizer.aggregate_num = AGGREGATE
     optimizer.set_lr_mult({i: p.lr_mult for i, p in enumerate(parameters.values())})

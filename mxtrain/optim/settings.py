@@ -26,12 +26,13 @@ class OptimConfig:
     """Weight decay: added to the gradient, or with adamw taken off the weight (times the learning rate)."""
     decay_all: bool = True
     """Decay biases and normalization parameters (gamma, beta) too."""
-    beta1: float = 0.9
-    """Decay of the first moment of adam, adamw, ftml and lamb."""
-    beta2: float = 0.999
-    """Decay of the second moment of adam, adamw, ftml and lamb."""
-    epsilon: float = 1e-8
-    """Added to the root of the second moment in adam, adamw, ftml, lamb and rmsprop."""
+    beta1: Optional[float] = None
+    """Decay of the first moment of adam, adamw, ftml and lamb (default: the optimizer's own, 0.9 for adam)."""
+    beta2: Optional[float] = None
+    """Decay of the second moment of adam, adamw, ftml and lamb (default: the optimizer's own, 0.999 for adam)."""
+    epsilon: Optional[float] = None
+    """Added to the root of the second moment in adam, adamw, ftml, lamb and rmsprop (default: the optimizer's own,
+    1e-8 for adam)."""
     schedule: Literal["constant", "step", "poly", "cosine"] = "cosine"
     """Course of the learning rate after the warm-up."""
     warmup_epochs: float = 0.0
@@ -53,13 +54,13 @@ class OptimConfig:
         if self.lr is None:
             self.lr = 0.1 if self.optimizer in ("sgd", "nag") else 0.001
         for name in ("lr", "weight_decay", "warmup_epochs", "final_lr", "momentum", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < float("inf"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be a number from 0 on")
         for name in ("momentum", "beta1", "beta2"):
-            if getattr(self, name) >= 1:
+            if getattr(self, name) is not None and getattr(self, name) >= 1:
                 raise UserError(f"--{name} {getattr(self, name)}: must be below 1")
         for name in ("epsilon", "decay_factor", "poly_power"):
-            if not 0 < getattr(self, name) < float("inf"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be a number above 0")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(f"--clip-norm {self.clip_norm}: must be above 0")

@@ -13,7 +13,6 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 
-from mxtrain.errors import UserError
 from mxtrain.models import plan
 from mxtrain.parallel.gradients import ExactGradients, FloatGradients
 from mxtrain.parallel.program import build
@@ -171,9 +170,6 @@ class Layout:
             with autograd.record():
                 if i == len(groups) - 1:
                     loss, report = _run(groups[i], x, key, ctx, label)
-                    if loss.shape != (len(label),):
-                        raise UserError(f"the loss gives values of shape {loss.shape} for {len(label)} samples; one "
-                                        "value per sample is needed")
                 else:
                     output = _run(groups[i], x, key, ctx)
             if i == len(groups) - 1:

@@ -17,7 +17,8 @@ def make(out: Optional[str], name: str) -> Path:
     if out is not None:
         folder = Path(out)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"--out {out}: exists already; --resume {out} goes on with it; else remove it, or give another folder")
+            raise UserError(f"--out {out}: exists already; --resume {out} goes on with it; "
+                            "else remove it, or give another folder")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -162,6 +162,8 @@ def _validation_row(run: Run) -> List[dict]:
 
     began = time.perf_counter()
     totals = evaluate(run.layout, batches(), run.evaluation_names)
+    if not math.isfinite(totals.sums["loss"]):
+        _log.warning("the validation loss of epoch %d is %s", run.state.epoch + 1, totals.sums["loss"])
     return [_row(run, "val", totals.samples, totals.means(), time.perf_counter() - began, 0.0)]
 
 

@@ -10,7 +10,7 @@ from typing import Callable, List, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import Block
 
 from mxtrain.callbacks.monitor import Monitor
@@ -60,6 +60,9 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     parameters = weights.parameters(net)
     names = {id(p): name for name, p in parameters.items()}
     optimizer = Optimizer(settings.optim, {names[id(p)]: p for p in layout.parameters}, contexts)
+    if settings.optim.warmup_epochs >= settings.train.epochs:
+        _log.warning("--warmup-epochs %s: the run of %d epochs never comes to --lr %s", settings.optim.warmup_epochs,
+                     settings.train.epochs, settings.optim.lr)
     for line in without_effect(settings.optim):
         _log.warning("%s", line)
     monitor = Monitor(settings.train.monitor, settings.train.patience, settings.train.min_delta)
@@ -141,6 +144,8 @@ def _refuse_unsupported(net: Block) -> None:
             raise UserError(f"{name}: sparse parameters and gradients are not supported (sparse_grad=False)")
         if np.dtype(parameter.dtype) != np.float32:
             raise UserError(f"{name}: is {np.dtype(parameter.dtype).name}; networks are trained in float32")
+    if any(isinstance(layer, gluon.contrib.nn.SyncBatchNorm) for layer in moving_layers(net)):
+        raise UserError("SyncBatchNorm waits for devices that take turns here; use BatchNorm, which works on a shard")
 
 
 def _warn_about_shards(net: Block, batch_size: int, shards: int, contexts: list) -> None:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request that the loop answers between two updates."""
+"""SIGINT, SIGTERM and SIGHUP as a request that the loop answers between two updates."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ class Stopped(Exception):
 
 
 class Signals:
-    """While entered, remembers the first SIGINT or SIGTERM; a second one ends the process at once."""
+    """While entered, remembers the first SIGINT, SIGTERM or SIGHUP; a second one ends the process at once."""
 
     received = 0
     """Number of the signal that came, 0 while none has."""
 
     def __enter__(self):
-        self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
+            numbers.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
     def __exit__(self, *_):

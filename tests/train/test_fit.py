@@ -160,3 +160,24 @@ def test_an_input_that_is_no_number_is_noticed_behind_a_relu():
     bad[7, 1] = np.nan
     with pytest.raises(mxtrain.errors.TrainingError, match="not finite|is nan"):
         fit(gluon.data.ArrayDataset(bad, Y), epochs=2)
+
+
+def test_what_cannot_be_trained_is_refused():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8), gluon.contrib.nn.SyncBatchNorm(), nn.Dense(2))
+    with pytest.raises(UserError, match="SyncBatchNorm"):
+        fit(net=net)
+
+
+def test_a_warm_up_without_end_is_said(caplog):
+    fit(warmup_epochs=2.0, epochs=1)
+    assert "--warmup-epochs 2.0: the run of 1 epochs never comes to --lr 0.1" in caplog.text
+
+
+def test_an_optimizer_keeps_its_own_constants():
+    from mxtrain.optim.optimizer import create
+    from mxtrain.optim.settings import OptimConfig
+
+    assert create(OptimConfig(optimizer="lamb"), {}).epsilon == mx.optimizer.create("lamb").epsilon
+    assert create(OptimConfig(optimizer="ftml"), {}).beta1 == mx.optimizer.create("ftml").beta1
+    assert create(OptimConfig(optimizer="adam", beta1=0.8), {}).beta1 == 0.8

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from mxnet import gluon
 import mxtrain
 from mxtrain import config
 from mxtrain.errors import UserError
+from mxtrain.parallel.communicator import InProcess
 from mxtrain.train import checkpoint, session
 from trainings import (
     MLP,
@@ -678,3 +680,11 @@ def test_json_is_the_last_line_of_a_failure_too(train, tmp_path):
     code, stdout, stderr = train("--json", "--lr", "fast", "--out", tmp_path / "run")
     assert code == 2
     assert json.loads(stdout.splitlines()[-1]) == {"error": one_line(stderr).split("error: ", 1)[1], "exit_code": 2}
+
+
+def test_json_is_the_last_line_of_a_run_that_was_stopped(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(InProcess, "agree", lambda self, value: signal.SIGTERM)
+    code, stdout, _ = train(*MLP, "--json", "--out", tmp_path / "run")
+    assert code == 143
+    assert json.loads(stdout.splitlines()[-1]) == {
+        "run": str(tmp_path / "run"), "finished": None, "epochs": 0, "updates": 1, "signal": 15}

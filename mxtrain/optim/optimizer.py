@@ -15,6 +15,8 @@ from mxtrain.optim.settings import OptimConfig
 AGGREGATE = 45
 """Parameters per call of MXNet's fused updates; the most that all of them take."""
 
+_CONSTANTS = ("momentum", "beta1", "beta2", "epsilon")  # settings that only some optimizers have
+
 
 @mx.optimizer.register
 class AdamW(mx.optimizer.Optimizer):
@@ -92,12 +94,9 @@ class Optimizer:
 
 def create(config: OptimConfig, parameters: Dict[str, Parameter]) -> mx.optimizer.Optimizer:
     """MXNet's optimizer with the settings that it knows, and each parameter's own multipliers."""
-    known = mx.optimizer.Optimizer.opt_registry
-    settings = dict(momentum=config.momentum, beta1=config.beta1, beta2=config.beta2, epsilon=config.epsilon)
-    accepted = inspect.signature(known[config.optimizer].__init__).parameters
-    optimizer = mx.optimizer.create(config.optimizer, wd=config.weight_decay, learning_rate=config.lr,
-                                    **{name: value for name, value in settings.items()
-                                       if name in accepted and value is not None})
+    given = dict(momentum=config.momentum, beta1=config.beta1, beta2=config.beta2, epsilon=config.epsilon)
+    own = {name: given[name] for name in _accepted(config.optimizer) if given[name] is not None}
+    optimizer = mx.optimizer.create(config.optimizer, wd=config.weight_decay, learning_rate=config.lr, **own)
     if optimizer.aggregate_num > 1:
         optimizer.aggregate_num = AGGREGATE
     optimizer.set_lr_mult({i: p.lr_mult for i, p in enumerate(parameters.values())})
@@ -108,15 +107,20 @@ def create(config: OptimConfig, parameters: Dict[str, Parameter]) -> mx.optimize
 
 def without_effect(config: OptimConfig) -> List[str]:
     """What is set to another value than its default and plays no part: lines for the log."""
-    accepted = inspect.signature(mx.optimizer.Optimizer.opt_registry[config.optimizer].__init__).parameters
-    idle = {name: f"--optimizer {config.optimizer}" for name in ("momentum", "beta1", "beta2", "epsilon")
-            if name not in accepted}
+    accepted = _accepted(config.optimizer)
+    idle = {name: f"--optimizer {config.optimizer}" for name in _CONSTANTS if name not in accepted}
     for name, schedules in (("decay_factor", ["step"]), ("poly_power", ["poly"]), ("final_lr", ["poly", "cosine"])):
         if config.schedule not in schedules:
             idle[name] = f"--schedule {config.schedule}"
     defaults = OptimConfig()
     return [f"--{name.replace('_', '-')} {getattr(config, name)} has no effect with {why}" for name, why in idle.items()
             if getattr(config, name) != getattr(defaults, name)]
+
+
+def _accepted(optimizer: str) -> List[str]:
+    """Which of the constants an optimizer has."""
+    parameters = inspect.signature(mx.optimizer.Optimizer.opt_registry[optimizer].__init__).parameters
+    return [name for name in _CONSTANTS if name in parameters]
 
 
 def _decays(parameter: Parameter) -> bool:

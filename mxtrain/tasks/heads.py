@@ -118,7 +118,6 @@ def heads_for(loss: Block, classes: Optional[int], evaluation_loss: Block = None
     """(training head, evaluation head) for a loss; one over class numbers also counts hits.
 
     classes: how many scores the network gives for a sample; None where it gives no plain list of them.
-
     evaluation_loss: where it is another than the loss (label smoothing is for training only).
     """
     evaluation_loss = evaluation_loss or loss

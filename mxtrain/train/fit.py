@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -211,10 +211,8 @@ def _contexts(ctx) -> List[mx.Context]:
     contexts = [ctx] if isinstance(ctx, mx.Context) else [mx.cpu(0)] if ctx is None else list(ctx)
     if not contexts or not all(isinstance(one, mx.Context) for one in contexts):
         raise UserError(f"ctx={ctx!r}: must be contexts, such as [mx.cpu(0), mx.cpu(1)]")
-    twice: Dict[str, int] = {}
     for one in contexts:
-        twice[str(one)] = twice.get(str(one), 0) + 1
-        if twice[str(one)] > 1:
+        if contexts.count(one) > 1:
             raise UserError(f"ctx: {one} is named twice")
         if one.device_type == "gpu" and one.device_id >= mx.context.num_gpus():
             raise UserError(f"ctx: {one} does not exist; {mx.context.num_gpus()} GPUs are visible")

@@ -41,7 +41,7 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
     """Trains a run that has been set up, and returns its folder.
 
     new_folder: makes one, or returns None to write nothing; not called on a resume. describe: writes and logs what is
-    about to be trained. signals: let SIGINT and SIGTERM save and raise Stopped.
+    about to be trained. signals: let SIGINT, SIGTERM and SIGHUP save and raise Stopped.
     """
     from mxtrain.callbacks.base import Callbacks  # from here on mxnet is needed
     from mxtrain.train.loop import save, train

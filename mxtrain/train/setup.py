@@ -44,7 +44,8 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     *sample, label = [mx.nd.array(x, ctx=contexts[0], dtype=x.dtype) for x in sample]
     if preprocess is not None:
         sample = [preprocess(x) for x in sample]
-    output = first_output(net, sample)  # also finds out the shapes of all parameters
+    outputs = _outputs(net, sample)  # also finds out the shapes of all parameters
+    output = first(outputs)
     if check_output is not None:
         check_output(output)
     if prepare is not None:
@@ -54,7 +55,7 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     settings.parallel.micro_batch = None  # it has become a number of shards
     _warn_about_shards(net, settings.train.batch_size, shards, contexts)
     head, evaluation_head = heads_for(loss, output.shape[1] if output.ndim == 2 else None, evaluation_loss)
-    _check_loss(net, head, sample, label)
+    _check_loss(head, outputs, label)
     layout = Layout(net, head, evaluation_head, contexts, shards, settings.parallel.exact, settings.parallel.recompute,
                     mix(settings.train.seed, 1), preprocess, sample)
     parameters = weights.parameters(net)
@@ -78,23 +79,23 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                checkpoint_minutes=settings.train.checkpoint_minutes)
 
 
-def first_output(net: Block, sample: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """The network's main output in predict mode. Raises UserError for inputs that it cannot take."""
+def _outputs(net: Block, sample: Sequence[mx.nd.NDArray]):
+    """What the network returns in predict mode. Raises UserError for inputs that it cannot take."""
     try:
         with autograd.predict_mode():
-            output = first(net(*sample))
-        output.wait_to_read()
+            outputs = net(*sample)
+        mx.nd.waitall()
     except mx.base.MXNetError as error:
         raise UserError(f"{type(net).__name__} cannot take an input of {_kinds(sample)}: {_reason(error)}") from error
-    return output
+    return outputs
 
 
-def _check_loss(net: Block, head: Block, sample: Sequence[mx.nd.NDArray], label: mx.nd.NDArray) -> None:
+def _check_loss(head: Block, outputs, label: mx.nd.NDArray) -> None:
     """Raises UserError for a loss that cannot be computed or is not one value per sample."""
     name = type(head.loss).__name__
     try:
         with autograd.predict_mode():
-            loss = head(net(*sample), label)[0]
+            loss = head(outputs, label)[0]
         loss.wait_to_read()
     except (mx.base.MXNetError, ValueError) as error:
         raise UserError(f"{name} cannot compare the network's output with labels of {_kinds([label])}: "

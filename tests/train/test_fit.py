@@ -181,3 +181,11 @@ def test_an_optimizer_keeps_its_own_constants():
     assert create(OptimConfig(optimizer="lamb"), {}).epsilon == mx.optimizer.create("lamb").epsilon
     assert create(OptimConfig(optimizer="ftml"), {}).beta1 == mx.optimizer.create("ftml").beta1
     assert create(OptimConfig(optimizer="adam", beta1=0.8), {}).beta1 == 0.8
+
+
+def test_a_validation_loss_that_is_no_number_is_said_and_never_the_best(caplog):
+    bad = gluon.data.ArrayDataset(np.full((4, 4), np.nan, "float32"), np.zeros((4, 1), "float32"))
+    good = gluon.data.ArrayDataset(X, X[:, :1])
+    result = mxtrain.fit(nn.Dense(1), good, bad, loss=gluon.loss.L2Loss(), batch_size=8, epochs=2, lr=0.01)
+    assert caplog.text.count("the validation loss of epoch 1 is nan") == 1
+    assert (result.best, result.best_epoch) == (None, None)

@@ -18,6 +18,7 @@ import yaml
 from docstring_parser import parse_from_object
 
 from mxtrain.data.settings import DataConfig
+from mxtrain.data.text_settings import TextConfig
 from mxtrain.devices import DeviceConfig
 from mxtrain.errors import UserError, nearest
 from mxtrain.models.settings import ModelConfig
@@ -25,16 +26,17 @@ from mxtrain.optim.settings import OptimConfig
 from mxtrain.parallel.settings import ParallelConfig
 from mxtrain.train.settings import TrainConfig
 
-SECTIONS = {"train": TrainConfig, "data": DataConfig, "model": ModelConfig, "optim": OptimConfig,
+SECTIONS = {"train": TrainConfig, "data": DataConfig, "text": TextConfig, "model": ModelConfig, "optim": OptimConfig,
             "parallel": ParallelConfig, "devices": DeviceConfig}
 
-MACHINE = {"gpus", "cpus", "kvstore", "recompute", "workers", "out", "resume", "checkpoint_updates",
-           "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root", "data", "val"}
+MACHINE = {"gpus", "cpus", "kvstore", "recompute", "workers", "worker_kind", "out", "resume", "checkpoint_updates",
+           "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root", "data", "data_root",
+           "val"}
 """Fields that may differ at every start and must not change the result. (Data may have moved; their
 fingerprint may not have changed.)"""
 
 RENEWABLE = {"lr", "schedule", "warmup_epochs", "decay_epochs", "decay_factor", "poly_power", "final_lr", "epochs",
-             "monitor", "patience", "min_delta"}
+             "monitor", "patience", "min_delta", "on_bad_sample"}
 """Fields of the run that may be given anew when it goes on."""
 
 

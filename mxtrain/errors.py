@@ -11,6 +11,10 @@ class UserError(Exception):
     """
 
 
+class BadSample(UserError):
+    """A sample that cannot be read. Its text names the file, or the file and its record or row, and says why."""
+
+
 class TrainingError(Exception):
     """Training cannot go on, through no fault of the command: its text is one line; programs exit with code 1."""
 

@@ -1,4 +1,4 @@
-"""curves.png: loss, accuracy and learning rate by epoch."""
+"""curves.png: loss, accuracy, F1 where it is told, and learning rate by epoch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Curves(Callback):
 def draw(folder: Path) -> None:
     """Draws <folder>/metrics.csv to <folder>/curves.png."""
     rows = table.read(folder / "metrics.csv")
-    panels = [name for name in ("loss", "accuracy", "lr") if any(row.get(name) for row in rows)]
+    panels = [name for name in ("loss", "accuracy", "f1", "lr") if any(row.get(name) for row in rows)]
     if not panels:
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # not pyplot: it keeps state and may want a screen

@@ -40,7 +40,7 @@ class Progress(Callback):
         self.close()
         parts = [f"epoch {rows[0]['epoch']}/{self._epochs}"]
         for row in rows:
-            values = [f"{name} {_short(row[name])}" for name in ("loss", "accuracy", "top5")
+            values = [f"{name} {_short(row[name])}" for name in ("loss", "accuracy", "top5", "f1")
                       if row.get(name) is not None]
             parts.append(f"{row['split']} {' '.join(values)}")
         parts.append(f"lr {_short(rows[0]['lr'])}  {rows[0]['samples_per_second']:.0f} samples/s")

@@ -13,6 +13,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from mxtrain.data import parts
+from mxtrain.data.settings import DataConfig
 from mxtrain.errors import UserError
 
 _IMAGE_BYTES = 3 * 32 * 32
@@ -49,14 +51,29 @@ def find(folder: str) -> Optional[Layout]:
     return None
 
 
+def source(place: str, layout: Layout, config: DataConfig) -> parts.Source:
+    """What `find` found in the folder `place`."""
+    parts.refuse_val(config, layout.name)
+    train, val, classes, notes = read(place, layout)
+    for part in (train, val):
+        if part is not None and part[1].size and part[1].max() >= len(classes):
+            raise UserError(
+                f"{place}: label {part[1].max()} has no name: {layout.names} lists {len(classes)} classes"
+            )
+    train, val, split_notes = parts.checked_parts(
+        parts.Arrays(*train), None if val is None else parts.Arrays(*val), place, config
+    )
+    return parts.in_memory(layout.name, train, val, classes, "shift-flip", notes + split_notes)
+
+
 def read(folder: str, layout: Layout) -> Tuple[Part, Optional[Part], List[str], List[str]]:
     """Read a folder of the given version -> training part, test part or None, class names, notes.
 
     A part is (x, y). x: (n, 32, 32, 3) uint8 RGB, y: (n,) uint8. UserError with the path for a damaged file.
     """
     paths = _train_files(folder, layout)
-    parts = [_read_part(path, layout) for path in paths]
-    train = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+    files = [_read_part(path, layout) for path in paths]
+    train = np.concatenate([x for x, _ in files]), np.concatenate([y for _, y in files])
     test_path = os.path.join(folder, layout.test)
     test = _read_part(test_path, layout) if os.path.isfile(test_path) else None
     notes = []

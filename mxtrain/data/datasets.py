@@ -14,26 +14,46 @@ Sample = Tuple[np.ndarray, np.int32]
 
 
 class ArrayDataset(gluon.data.Dataset):
-    """Samples in memory. x: (n, h, w, c) uint8. y: (n,) int32. The epoch of a key plays no part."""
+    """Samples in memory. x: (n, h, w, c) uint8. y: (n,) int32. The epoch of a key plays no part.
 
-    def __init__(self, x: np.ndarray, y: np.ndarray):
-        self.x = x
-        self.y = y
+    members: (m,) integers, the rows of x and y that belong to this part; None for all. The part takes no copy,
+    so that x may be a file that is mapped into memory.
+    """
+
+    threads = True
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, members: Optional[np.ndarray] = None):
+        self._x, self._y = x, y
+        self._members = np.arange(len(y)) if members is None else members
+
+    @property
+    def x(self) -> np.ndarray:
+        """The images of the part, copied."""
+        return self._x[self._members]
+
+    @property
+    def y(self) -> np.ndarray:
+        """The labels of the part, copied."""
+        return self._y[self._members]
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self._members)
 
     def __getitem__(self, key: Key) -> Sample:
         _, index = key
-        return self.x[index], self.y[index]
+        row = self._members[index]
+        return self._x[row], self._y[row]
 
     def rows(self, indices: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         """A whole batch at once: (k,) integers -> x: (k, h, w, c) uint8, y: (k,) int32."""
-        return self.x[indices], self.y[indices]
+        rows = self._members[indices]
+        return self._x[rows], self._y[rows]
 
 
 class FileDataset(gluon.data.Dataset):
     """Images in files, (h, w, 3) uint8 of any size. y: (n,) int32. The epoch of a key plays no part."""
+
+    threads = True  # reading and decoding release the interpreter's lock
 
     def __init__(self, paths: Sequence[str], y: np.ndarray):
         self.paths = paths
@@ -46,13 +66,20 @@ class FileDataset(gluon.data.Dataset):
         _, index = key
         return images.load(self.paths[index]), self.y[index]
 
+    def describe(self, index: int) -> str:
+        """The sample's place, for messages."""
+        return f"image {self.paths[index]}"
+
 
 class Transformed(gluon.data.Dataset):
     """A dataset whose images pass through `transform(image, epoch, index) -> image`, a pure function."""
 
+    threads = True  # all transforms are OpenCV's and numpy's work
+
     def __init__(self, dataset: gluon.data.Dataset, transform: Callable[[np.ndarray, int, int], np.ndarray]):
         self.dataset = dataset
         self.transform = transform
+        self.threads = getattr(dataset, "threads", False)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -60,6 +87,11 @@ class Transformed(gluon.data.Dataset):
     def __getitem__(self, key: Key) -> Sample:
         image, y = self.dataset[key]
         return self.transform(image, *key), y
+
+    def describe(self, index: int) -> str:
+        """The sample's place, for messages."""
+        describe = getattr(self.dataset, "describe", None)
+        return describe(index) if describe else f"sample {index}"
 
 
 def transformed(

@@ -8,7 +8,8 @@ from typing import Callable, NamedTuple, Optional, Tuple
 import numpy as np
 
 from mxtrain.data import images
-from mxtrain.data.settings import DataConfig
+from mxtrain.data.augment import Changes, change
+from mxtrain.data.settings import DataConfig, operations_and_magnitude
 from mxtrain.errors import UserError
 
 Shape = Tuple[int, int, int]
@@ -20,6 +21,7 @@ _FOLDER_IMAGE_SIZE = 224
 class Delivery(NamedTuple):
     """The shape (h, w, c) of delivered images, the augmentation, and what is applied to each image.
 
+    augment: in words, all that is on.
     resize: the shorter side that an evaluated image is scaled to, None where it is delivered as it is stored.
 
     A transform, (image, epoch, index) -> image, is None where images are delivered as they are stored.
@@ -32,20 +34,24 @@ class Delivery(NamedTuple):
     resize: Optional[int]
 
 
-def delivery_of(config: DataConfig, default_augment: str, shape: Optional[Shape], seed: int) -> Delivery:
+def delivery_of(
+    config: DataConfig, default_augment: str, shape: Optional[Shape], seed: int, peak: int = 255
+) -> Delivery:
     """What the settings make of images stored as `shape`, None when each has its own size and three channels.
 
-    UserError when the sizes that were asked for do not fit these images.
+    peak: the images' value of full intensity. UserError when the sizes or the changes that were asked for do not
+    fit these images.
     """
     augment = config.augment or default_augment
     pixels = _folder_pixels(config) if shape is None else _array_pixels(config, shape, augment)
     resize, size = pixels or (None, None)
     evaluate = functools.partial(_evaluate, resize=resize, size=size) if pixels else None
-    train = functools.partial(_augment, resize=resize, size=size, augment=augment, seed=seed)
+    changes = _changes(config, shape[2] if shape else 3, peak)
+    train = functools.partial(_augment, resize=resize, size=size, augment=augment, changes=changes, seed=seed)
     return Delivery(
         shape=(size, size, shape[2] if shape else 3) if pixels else shape,
-        augment=augment,
-        train=evaluate if augment == "none" else train,
+        augment=f"{augment}, {changes}" if any(changes) else augment,
+        train=train if augment != "none" or any(changes) else evaluate,
         evaluate=evaluate,
         resize=resize,
     )
@@ -54,6 +60,26 @@ def delivery_of(config: DataConfig, default_augment: str, shape: Optional[Shape]
 def by(shape: Tuple[int, ...]) -> str:
     """A shape as people write it: 28x28x1."""
     return "x".join(map(str, shape))
+
+
+def _changes(config: DataConfig, channels: int, peak: int) -> Changes:
+    """The settings' changes of pixels. UserError for what makes no sense, or none at all, for these images."""
+    changes = Changes(
+        rand_augment=config.rand_augment and operations_and_magnitude(config.rand_augment),
+        color_jitter=config.color_jitter,
+        hue=config.hue,
+        lighting=config.lighting,
+        random_erasing=config.random_erasing,
+    )
+    for name, value in changes._asdict().items():
+        flag = f"--{name.replace('_', '-')} {getattr(config, name)}"
+        if value and peak != 255:
+            raise UserError(f"{flag}: is for pixels from 0 to 255, and these go from 0 to {peak}")
+        if value and channels not in (1, 3):
+            raise UserError(f"{flag}: is for images of 1 or 3 channels, and these have {channels}")
+        if value and channels == 1 and name in ("hue", "lighting"):
+            raise UserError(f"{flag}: is for color images, and these have one channel")
+    return changes
 
 
 def _folder_pixels(config: DataConfig) -> Tuple[int, int]:
@@ -94,6 +120,8 @@ def _augment(
     resize: Optional[int],
     size: Optional[int],
     augment: str,
+    changes: Changes,
     seed: int,
 ) -> np.ndarray:
-    return images.train_transform(image, size, images.sample_rng(seed, epoch, index), augment, resize)
+    image = images.train_transform(image, size, images.sample_rng(seed, epoch, index), augment, resize)
+    return change(image, changes, seed, epoch, index) if any(changes) else image

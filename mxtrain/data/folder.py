@@ -8,14 +8,27 @@ elsewhere.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 import unicodedata
 from collections import Counter
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
+import numpy as np
+
+from mxtrain.data.datasets import FileDataset
 from mxtrain.data.images import EXTENSIONS
+from mxtrain.data.parts import (
+    VAL_SPLIT,
+    Source,
+    class_name,
+    digest,
+    hold_out_by_name,
+    listed,
+    unused_split,
+    val_classes,
+)
+from mxtrain.data.settings import DataConfig
 from mxtrain.errors import UserError
 
 TRAIN_NAMES = ("train", "training")
@@ -33,6 +46,11 @@ class Image(NamedTuple):
     size: int
 
 
+def _below_root(name: str, image: Image) -> str:
+    """The path of an image of class `name` below the root."""
+    return f"{name}/{image.name}"
+
+
 class Part(NamedTuple):
     """The images of one part by class name, the class folders without any, and what was skipped and why."""
 
@@ -48,13 +66,66 @@ class Part(NamedTuple):
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.skipped.items()))
             notes.append(f"{self.root}: skipped {sum(self.skipped.values())} entries: {reasons}")
         if self.empty:
-            notes.append(f"{self.root}: no images in {_list(self.empty)}")
+            notes.append(f"{self.root}: no images in {listed(self.empty)}")
         nested = sum("/" in image.name for images in self.images.values() for image in images)
         if nested:
             notes.append(
                 f"{self.root}: {nested} images lie deeper than their class folder and belong to that class"
             )
         return notes
+
+
+def source(root: str, config: DataConfig) -> Source:
+    """The images of `root`, and of --val or of its validation part."""
+    train_root, val_root, notes = parts(root)
+    if config.val is not None:
+        if val_root is not None:
+            notes.append(f"{val_root}: not used, because of --val {config.val}")
+        val_root = os.path.expanduser(config.val)
+    part = scan(train_root)
+    val_part = None if val_root is None else scan(val_root)
+    notes += part.notes() + (val_part.notes() if val_part else [])
+    return source_of_files("folder", part, val_part, config, notes)
+
+
+def source_of_files(
+    name: str,
+    part: Part,
+    val_part: Optional[Part],
+    config: DataConfig,
+    notes: List[str],
+    key: Callable[[str, Image], str] = _below_root,
+) -> Source:
+    """Image files by class; without a validation part, a share of each class is held out by the images' `key`."""
+    classes = list(part.images)
+    notes = notes + class_notes(classes)
+    if val_part is None:
+        fraction = VAL_SPLIT if config.val_split is None else config.val_split
+        train, val = split(part.images, fraction, key)
+        if fraction and not val:
+            raise UserError(
+                f"{part.root}: no class has the two images that it takes to hold one out; "
+                "give --val, or --val-split 0 to train without validation"
+            )
+    else:
+        train, val = part.images, val_part.images
+        notes += unused_split(config, val_part.root) + check_val_classes(val_part, classes)
+    return Source(
+        name=name,
+        train=labelled_files(train, classes),
+        val=labelled_files(val, classes) if val else None,
+        classes=classes,
+        fingerprint=digest(classes, fingerprint_lines(train), fingerprint_lines(val)),
+        augment="crop",
+        notes=notes,
+    )
+
+
+def labelled_files(part: Dict[str, List[Image]], classes: List[str]) -> FileDataset:
+    """The images of a part by class name; the label of a class is its place in `classes`."""
+    label = {name: number for number, name in enumerate(classes)}
+    y = np.repeat([label[name] for name in part], [len(members) for members in part.values()])
+    return FileDataset([image.path for members in part.values() for image in members], y.astype(np.int32))
 
 
 def parts(root: str) -> Tuple[str, Optional[str], List[str]]:
@@ -67,11 +138,11 @@ def parts(root: str) -> Tuple[str, Optional[str], List[str]]:
     train = next((found[name] for name in TRAIN_NAMES if name in found), None)
     if train is None:
         if found and len(found) == len(folders):
-            raise UserError(f"{root}: holds {_list(sorted(found))} but no train folder")
+            raise UserError(f"{root}: holds {listed(sorted(found))} but no train folder")
         return root, None, []
     candidates = [found[name] for name in VAL_NAMES if name in found]
     unused = [entry.name for entry in folders if entry.path not in (train, *candidates[:1])]
-    notes = [f"{root}: not used: {_list(unused)}"] if unused else []
+    notes = [f"{root}: not used: {listed(unused)}"] if unused else []
     return train, (candidates[0] if candidates else None), notes
 
 
@@ -118,14 +189,9 @@ def scan(root: str) -> Part:
         if reason is not None:
             skipped[reason] += 1
             continue
-        # macOS stores accents decomposed: without this, "é" from one system is not "é" from another.
-        name = unicodedata.normalize("NFC", entry.name)
+        name = class_name(f"{root}: class folder", entry.name)
         if name in images or name in empty:
             raise UserError(f"{root}: two class folders are called {name!r}, in different Unicode spellings")
-        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
-            raise UserError(
-                f"{root}: class folder {name!r}: the name holds a control character or is not UTF-8"
-            )
         members = sorted(
             _images_below(entry.path, "", skipped, (os.path.realpath(root),)), key=lambda image: image.name
         )
@@ -154,42 +220,29 @@ def class_notes(classes: List[str]) -> List[str]:
     folded = Counter(name.casefold() for name in classes)
     alike = [name for name in classes if folded[name.casefold()] > 1]
     if alike:
-        notes.append(f"classes that differ only in case are kept apart: {_list(alike)}")
+        notes.append(f"classes that differ only in case are kept apart: {listed(alike)}")
     return notes
 
 
 def check_val_classes(part: Part, classes: List[str]) -> List[str]:
     """Notes on classes without validation images. UserError for a class that training does not have."""
-    extra = [name for name in part.images if name not in classes]
-    if extra:
-        raise UserError(
-            f"{part.root}: class {_list(extra)} has no training images; the classes are {_list(classes)}"
-        )
-    missing = [name for name in classes if name not in part.images]
-    return [f"{part.root}: no validation images of class {_list(missing)}"] if missing else []
+    return val_classes(part.root, part.images, classes)
 
 
 def split(
-    images: Dict[str, List[Image]], fraction: float
+    images: Dict[str, List[Image]], fraction: float, key: Callable[[str, Image], str] = _below_root
 ) -> Tuple[Dict[str, List[Image]], Dict[str, List[Image]]]:
-    """Hold out a share of each class -> (training, validation) images by class.
+    """Hold out a share of each class -> (training, validation) images by class; see hold_out_by_name.
 
-    An image is held out when the hash of its class and name falls below the fraction: no seed, and a file
-    that is added moves no other. Only a class so small that one part would get nothing has its nearest image
-    moved there.
+    key: class and image -> what decides whether it is held out.
     """
     train: Dict[str, List[Image]] = {}
     val: Dict[str, List[Image]] = {}
     for name, members in images.items():
-        ranks = {image: _unit_hash(f"{name}/{image.name}") for image in members}
-        held = {image for image in members if ranks[image] < fraction}
-        if fraction > 0 and len(members) > 1:
-            held = held or {min(members, key=ranks.__getitem__)}
-        if len(held) == len(members):
-            held = held - {max(members, key=ranks.__getitem__)}
-        train[name] = [image for image in members if image not in held]
-        if held:
-            val[name] = [image for image in members if image in held]
+        held = hold_out_by_name([key(name, image) for image in members], fraction)
+        train[name] = [image for image, out in zip(members, held) if not out]
+        if held.any():
+            val[name] = [image for image, out in zip(members, held) if out]
     return train, val
 
 
@@ -250,15 +303,3 @@ def _images_below(folder: str, prefix: str, skipped: Counter, parents: Tuple[str
             skipped[reason] += 1
             continue
         yield Image(entry.path, prefix + unicodedata.normalize("NFC", entry.name), entry.stat().st_size)
-
-
-def _unit_hash(name: str) -> float:
-    """A number of [0, 1) that depends on nothing but the name."""
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
-
-
-def _list(names: List[str]) -> str:
-    """Up to ten names, quoted: enough to see what is meant, short enough for a line."""
-    shown = ", ".join(repr(name) for name in names[:10])
-    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"

@@ -11,6 +11,8 @@ from typing import Dict, List, Tuple
 
 import numpy as np
 
+from mxtrain.data import parts
+from mxtrain.data.settings import DataConfig
 from mxtrain.errors import UserError
 
 # "train-images-idx3-ubyte", with .gz or without, also with a dot before idx as some archives spell it; EMNIST
@@ -42,6 +44,32 @@ def find(folder: str) -> Dict[str, Tuple[str, str]]:
             )
         pairs[role] = os.path.join(folder, name), os.path.join(folder, labels[0])
     return pairs
+
+
+def source(place: str, pairs: Dict[str, Tuple[str, str]], config: DataConfig) -> parts.Source:
+    """What `find` found in the folder `place`, and in --val."""
+    notes = []
+    if config.val is not None:
+        val_pairs = find(os.path.expanduser(config.val))
+        if not val_pairs:
+            raise UserError(
+                f"--val {config.val}: holds no idx files (*-images-idx3-ubyte), as --data {place} does"
+            )
+        train_pair = pairs.get("train") or pairs["test"]
+        val_pair = val_pairs.get("test") or val_pairs["train"]
+        notes.append(f"validation images: {val_pair[0]}")
+    elif "train" in pairs:
+        train_pair, val_pair = pairs["train"], pairs.get("test")
+    else:
+        train_pair, val_pair = pairs["test"], None
+        notes.append(f"{place}: has a test part only; it is split into training and validation")
+    train, val, classes = parts.numbered(
+        read_pair(*train_pair),
+        None if val_pair is None else read_pair(*val_pair),
+        (train_pair[1], val_pair and val_pair[1]),
+    )
+    train, val, split_notes = parts.checked_parts(train, val, place, config)
+    return parts.in_memory("idx", train, val, classes, "none", notes + split_notes)
 
 
 def read_pair(images_path: str, labels_path: str) -> Tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from typing import Optional, Tuple
 import cv2
 import numpy as np
 
-from mxtrain.errors import UserError
+from mxtrain.errors import BadSample
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -27,25 +27,27 @@ _WORD = (1 << 64) - 1
 
 
 def load(path: str) -> np.ndarray:
-    """Read an image file -> (height, width, 3) uint8 RGB, upright.
-
-    The EXIF orientation of JPEG and PNG is applied. Grey, palette, CMYK and 16-bit images become 8-bit RGB;
-    an alpha channel is dropped. UserError with the path when the file is missing, unreadable, truncated or
-    not an image.
-    """
+    """Read an image file -> (height, width, 3) uint8 RGB, upright; see decode. BadSample with the path."""
     try:
         with open(path, "rb") as file:
-            encoded = np.frombuffer(file.read(), np.uint8)
+            encoded = file.read()
     except OSError as error:
-        raise UserError(f"image {os.fspath(path)}: {error.strerror}") from error
+        raise BadSample(f"image {os.fspath(path)}: {error.strerror}") from error
+    return decode(encoded, f"image {os.fspath(path)}")
+
+
+def decode(encoded: bytes, name: str) -> np.ndarray:
+    """Decode an image -> (height, width, 3) uint8 RGB, upright.
+
+    The EXIF orientation of JPEG and PNG is applied. Grey, palette, CMYK and 16-bit images become 8-bit RGB;
+    an alpha channel is dropped. BadSample with `name` for what is truncated or no image.
+    """
     try:
-        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR) if encoded.size else None
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
     except cv2.error:  # such as more pixels than OpenCV's limit
         image = None
     if image is None:
-        raise UserError(
-            f"image {os.fspath(path)} ({encoded.size} bytes): broken, cut short, or not a format OpenCV reads"
-        )
+        raise BadSample(f"{name} ({len(encoded)} bytes): broken, cut short, or not a format OpenCV reads")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 

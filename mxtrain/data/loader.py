@@ -3,67 +3,77 @@
 from __future__ import annotations
 
 import logging
-from typing import Iterator, Tuple
+from collections import deque
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 from mxnet import gluon
 
+from mxtrain.data import workers as kinds
 from mxtrain.data.sampler import BatchSampler
+from mxtrain.data.settings import DataConfig
+from mxtrain.errors import BadSample
 
-logger = logging.getLogger("mxtrain")
+_log = logging.getLogger("mxtrain")
 
-Batch = Tuple[np.ndarray, ...]
+_SHOWN = 20  # bad samples that are named; the others are only counted
 
 
-def stack(samples: list) -> Batch:
-    """B' samples (x, ..., y) -> arrays x: (B', ...) to y: (B', ...), in the samples' own types.
+class Batch(tuple):
+    """The arrays of a global batch: x: (B', ...) to y: (B', ...), of the samples that could be read.
 
     numpy and not NDArray: the batch is cut into shards by views, and each shard is copied once, to its device.
     """
-    return tuple(np.stack(column) for column in zip(*samples))
+
+    bad: List[kinds.Bad] = []
+    """Rows of the batch that could not be read, with the reason; they are not in the arrays."""
+
+    @property
+    def positions(self) -> np.ndarray:
+        """The rows of the whole batch that the arrays' rows were: (B',) ascending. Shards are cut by them, so that a
+        bad sample changes its own shard and no other."""
+        missing = [row for row, _ in self.bad]
+        return np.setdiff1d(np.arange(len(self[-1]) + len(missing)), missing)
 
 
 class Loader(gluon.data.DataLoader):
     """Delivers the global batches of a dataset whose keys are (epoch, index).
 
-    A dataset with `rows(indices) -> (x, y)` lies in memory: a batch is one call of it, in the caller's
-    thread, and workers have nothing to do. Every other dataset is read sample by sample, by `workers` threads
-    (or forked processes with thread_pool=False) that run up to 2 * workers batches ahead. The order of the
-    batches and their content are the same for every number of workers.
+    A dataset with `rows(indices) -> (x, ..., y)` lies in memory: a batch is one call of it, in the caller's thread,
+    and workers have nothing to do. Every other dataset is read sample by sample, by workers that are some batches
+    ahead (see mxtrain.data.workers). Batches and their order are the same for every number and kind of workers.
 
-    dataset: a gluon Dataset with items (x, y) for keys (epoch, index). batch_size: samples of a global batch.
-    seed, shuffle, last_batch: see BatchSampler, whose errors are raised here too. workers: number of workers,
-    0 for none.
+    dataset: a gluon Dataset with items (x, ..., y) for keys (epoch, index). batch_size: samples of a global batch.
+    seed, shuffle, last_batch, block, window: see BatchSampler, whose errors are raised here too. workers: number of
+    workers, 0 for none, None for one per core. worker_kind: thread, process or auto (threads for a dataset with a true
+    attribute `threads`). on_bad: what a sample that raises BadSample does: "stop" raises it, "skip" leaves it out.
     """
 
-    # gluon's __del__ reads it also after an __init__ that raised.
-    _worker_pool = None
+    _pool = None  # __del__ reads it also after an __init__ that raised
 
     def __init__(
         self,
         dataset: gluon.data.Dataset,
         batch_size: int,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: str = "full",
         last_batch: str = "keep",
-        workers: int = 0,
-        thread_pool: bool = True,
+        workers: Optional[int] = 0,
+        worker_kind: str = "auto",
+        on_bad: str = "stop",
+        block: int = 256,
+        window: int = 16,
     ):
-        self.sampler = BatchSampler(len(dataset), batch_size, seed, shuffle, last_batch)
+        self.sampler = BatchSampler(len(dataset), batch_size, seed, shuffle, last_batch, block, window)
         self._rows = getattr(dataset, "rows", None)
-        super().__init__(
-            dataset,
-            batch_sampler=self.sampler,
-            batchify_fn=stack,
-            num_workers=0 if self._rows else workers,
-            thread_pool=thread_pool,
-        )
+        self._reader = kinds.Reader(dataset, self.sampler)
+        self.workers = 0 if self._rows else kinds.cores() if workers is None else workers
+        self.worker_kind = kinds.best_kind(dataset) if worker_kind == "auto" else worker_kind
+        self._on_bad, self._named = on_bad, set()
+        self._pending = deque()
+        super().__init__(dataset, batch_sampler=self.sampler, batchify_fn=stack)
         if self.sampler.dropped:
-            logger.info(
-                "--last-batch drop leaves out %d of %d samples in every epoch",
-                self.sampler.dropped,
-                len(dataset),
-            )
+            _log.info("--last-batch drop leaves out %d of %d samples in every epoch", self.sampler.dropped, len(dataset))
 
     @property
     def samples(self) -> int:
@@ -71,23 +81,102 @@ class Loader(gluon.data.DataLoader):
         return self.sampler.length
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches (x, y) of one epoch, from batch number `start` on.
-
-        x: (B', ...) and y: (B', ...), numpy arrays with the rows of the *global* batch. IndexError when
-        `start` is not within 0..len(self).
-        """
+        """The batches (x, ..., y) of one epoch, from batch number `start` on. IndexError when it is not within
+        0..len(self)."""
         self.sampler.start_at(epoch, start)
-        yield from self
+        return iter(self)
+
+    def ready(self) -> bool:
+        """Whether the next batch is there, or made in no time."""
+        return bool(self._rows) or bool(self._pending and self._pool.ready(self._pending[0]))
+
+    def advice(self) -> str:
+        """What may make it faster."""
+        cores = kinds.cores()
+        if self.workers < cores:
+            return f"--workers {self.workers} of {cores} cores read them; more may help"
+        if self.worker_kind == "process":
+            return f"{self.workers} worker processes on {cores} cores do not keep up; more cores, or cheaper transforms"
+        return (f"{self.workers} workers on {cores} cores do not keep up; images are read faster when "
+                "scripts/make_records.py --resize has made them smaller")
 
     def __iter__(self) -> Iterator[Batch]:
-        if not self._rows:
-            yield from super().__iter__()
-            return
-        for epoch, batch in self.sampler.positions():
-            yield self._rows(self.sampler.indices(epoch, batch))
+        positions = self.sampler.positions()
+        if self._rows:
+            return (Batch(self._rows(self.sampler.indices(*position))) for position in positions)
+        return self._read_ahead(positions)
 
     def close(self) -> None:
-        """Stop the workers. The loader cannot be used afterwards."""
-        if self._worker_pool is not None:
-            self._worker_pool.terminate()
-            self._worker_pool.join()
+        """Ends the workers; another iteration starts them again."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __del__(self):  # gluon's own wants a pool of its own
+        self.close()
+
+    def _read_ahead(self, positions) -> Iterator[Batch]:
+        if self._pool is None:
+            self._pool = self._start_workers()
+        for assembly in self._pending:
+            self._pool.cancel(assembly)  # of an iteration that was broken off
+        pool, pending = self._pool, deque()
+        self._pending = pending
+        try:
+            while True:
+                if self._pending is not pending:
+                    raise RuntimeError("another iteration of this loader has begun: there is one at a time")
+                while len(pending) <= pool.ahead:
+                    position = next(positions, None)
+                    if position is None:
+                        break
+                    pending.append(pool.start(*position))
+                if not pending:
+                    return
+                pool.finish(pending[0])
+                yield self._whole(pending.popleft())
+        finally:
+            for assembly in pending:
+                pool.cancel(assembly)
+
+    def _start_workers(self):
+        if not self.workers:
+            return kinds.NoWorkers(self._reader)
+        return {"thread": kinds.Threads, "process": kinds.Processes}[self.worker_kind](self._reader, self.workers)
+
+    def _whole(self, assembly: kinds.Assembly) -> Batch:
+        bad = sorted(assembly.bad)
+        if not bad:
+            return Batch(assembly.arrays)
+        if self._on_bad == "stop":
+            raise BadSample(f"{bad[0][1]} (--on-bad-sample skip leaves such samples out)")
+        for _, reason in bad:
+            self._name(reason)
+        batch = Batch(np.delete(array, [row for row, _ in bad], axis=0) for array in assembly.arrays)
+        batch.bad = bad
+        return batch
+
+    def _name(self, reason: str) -> None:
+        """Says of a bad sample that it is left out, once."""
+        if reason in self._named or len(self._named) > _SHOWN:
+            return
+        self._named.add(reason)
+        if len(self._named) <= _SHOWN:
+            _log.warning("left out: %s", reason)
+        else:
+            _log.warning("more samples are left out; they are counted in the column skipped of metrics.csv")
+
+
+def loaders(train, val, config: DataConfig, batch_size: int, seed: int) -> Tuple[Loader, Optional[Loader]]:
+    """The loaders of a run's training and validation datasets (None: without one), as the settings say."""
+    common = {"workers": config.workers, "worker_kind": config.worker_kind, "on_bad": config.on_bad_sample}
+    order = {"block": config.shuffle_block, "window": config.shuffle_window}
+    return (
+        Loader(train, batch_size, seed, config.shuffle, config.last_batch, **common, **order),
+        None if val is None else Loader(val, batch_size, shuffle="none", **common),
+    )
+
+
+def stack(samples: Sequence) -> tuple:
+    """B' samples (x, ..., y) -> arrays x: (B', ...) to y: (B', ...), in the samples' own types."""
+    return tuple(np.stack(column) for column in zip(*samples))

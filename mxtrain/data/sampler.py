@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Iterator, List, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -29,17 +29,18 @@ class Permutation:
     above n; a value that lands outside 0..n-1 is sent through again until it lands inside (cycle
     walking). Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
 
-    n: number of samples, at least 1. seed, epoch: non-negative integers.
+    n: number of samples, at least 1. seed: a non-negative integer. epoch: another, or several of them.
     """
 
-    def __init__(self, n: int, seed: int, epoch: int):
+    def __init__(self, n: int, seed: int, epoch: Union[int, Tuple[int, ...]]):
         if n < 1:
             raise ValueError(f"n is {n}: a permutation needs at least one element")
         self.n = n
         left_size = math.isqrt(n - 1) + 1
         self._left_size = np.uint64(left_size)
         self._right_size = np.uint64(-(-n // left_size))
-        self._keys = np.random.SeedSequence(seed, spawn_key=(epoch,)).generate_state(_ROUNDS, np.uint64)
+        key = (epoch,) if isinstance(epoch, int) else epoch
+        self._keys = np.random.SeedSequence(seed, spawn_key=key).generate_state(_ROUNDS, np.uint64)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """The elements at `positions`: (k,) integers of 0..n-1 -> (k,) int64. IndexError outside."""
@@ -65,6 +66,55 @@ class Permutation:
         return left * self._right_size + right
 
 
+class BlockPermutation:
+    """A permutation of 0..n-1 for storage that is slow at random access, computed like `Permutation`.
+
+    The samples are cut into blocks of `block` neighbors; the blocks are permuted; of every `window` blocks in
+    the new order, all samples are permuted among each other. So a reader touches `window` places at a time,
+    each of them read from one end to the other within `window * block` samples.
+
+    The last block may be short. It is put to a place of its own (`_short_at`), so that the others are of equal
+    size and every position can be computed.
+    """
+
+    def __init__(self, n: int, seed: int, epoch: int, block: int, window: int):
+        self.n, self._block, self._window = n, block, window
+        self._seed, self._epoch = seed, epoch
+        self._full, self._short = divmod(n, block)
+        self._blocks = Permutation(self._full, seed, epoch) if self._full else None
+        draw = np.random.SeedSequence(seed, spawn_key=(epoch, 0)).generate_state(1, np.uint64)[0]
+        self._short_at = int(draw % np.uint64(self._full + 1)) * block if self._short else n
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """The elements at `positions`: (k,) integers of 0..n-1 -> (k,) int64."""
+        positions = np.asarray(positions, dtype=np.int64)
+        size = self._block * self._window
+        elements = np.empty_like(positions)
+        for number in np.unique(positions // size).tolist():
+            here = positions // size == number
+            start, stop = number * size, min((number + 1) * size, self.n)
+            within = Permutation(stop - start, self._seed, _pair(self._epoch, number))
+            elements[here] = self._of_blocks(start + within(positions[here] - start))
+        return elements
+
+    def _of_blocks(self, positions: np.ndarray) -> np.ndarray:
+        """The elements when only the blocks are permuted."""
+        short = (positions >= self._short_at) & (positions < self._short_at + self._short)
+        after = positions >= self._short_at + self._short
+        place = positions - np.where(after, self._short, 0)
+        elements = self._full * self._block + positions - self._short_at
+        regular = ~short
+        place = place[regular]
+        if place.size:
+            elements[regular] = self._blocks(place // self._block) * self._block + place % self._block
+        return elements
+
+
+def _pair(epoch: int, window: int) -> Tuple[int, int, int]:
+    """The key of a window; three numbers, so that it is never one of an epoch (one) or a short block (two)."""
+    return epoch, window, 1
+
+
 class BatchSampler:
     """The global batches of every epoch, as gluon's DataLoader takes them (`batch_sampler`).
 
@@ -73,20 +123,29 @@ class BatchSampler:
     position at the start of the next epoch, so that a plain `for` loop over epochs sees a new order each
     time.
 
-    length: number of samples. batch_size: samples of a global batch. shuffle: False keeps the order of the
-    data. last_batch: a short last batch is kept ("keep") or left out ("drop"); `dropped` is the number of
+    length: number of samples. batch_size: samples of a global batch. shuffle: "full", "block" (see
+    BlockPermutation; `block` samples, `window` blocks) or "none", the order of the data. last_batch: a short last batch is kept ("keep") or left out ("drop"); `dropped` is the number of
     samples that this costs an epoch.
 
     UserError when there is no sample, the batch size is below 1, or dropping leaves no batch at all.
     """
 
     def __init__(
-        self, length: int, batch_size: int, seed: int, shuffle: bool = True, last_batch: str = "keep"
+        self,
+        length: int,
+        batch_size: int,
+        seed: int,
+        shuffle: str = "full",
+        last_batch: str = "keep",
+        block: int = 256,
+        window: int = 16,
     ):
         if length < 1:
             raise UserError("there is no sample to make batches of")
         if batch_size < 1:
             raise UserError(f"--batch-size {batch_size}: must be at least 1")
+        if shuffle not in ("full", "block", "none"):
+            raise UserError(f"--shuffle {shuffle}: must be one of full, block, none")
         if last_batch not in ("keep", "drop"):
             raise UserError(f"--last-batch {last_batch}: must be one of keep, drop")
         if last_batch == "drop" and length < batch_size:
@@ -96,7 +155,7 @@ class BatchSampler:
         self.length = length
         self.batch_size = batch_size
         self.seed = seed
-        self.shuffle = shuffle
+        self._shuffle, self._block, self._window = shuffle, block, window
         self.dropped = length % batch_size if last_batch == "drop" else 0
         self._batches = -(-(length - self.dropped) // batch_size)
         self._epoch, self._batch = 0, 0
@@ -105,13 +164,25 @@ class BatchSampler:
         """Batches of one epoch."""
         return self._batches
 
-    def indices(self, epoch: int, batch: int) -> np.ndarray:
-        """The samples of one global batch: (B',) int64, with B' < batch size only in a short last batch."""
+    def rows(self, batch: int) -> int:
+        """Number of samples of a batch; below batch_size only in a short last one. IndexError for no batch."""
         if not 0 <= batch < len(self):
             raise IndexError(f"batch {batch} is not within 0..{len(self) - 1}")
-        start = batch * self.batch_size
-        positions = np.arange(start, min(start + self.batch_size, self.length))
-        return Permutation(self.length, self.seed, epoch)(positions) if self.shuffle else positions
+        return min(self.batch_size, self.length - batch * self.batch_size)
+
+    def indices(self, epoch: int, batch: int, start: int = 0, stop: Optional[int] = None) -> np.ndarray:
+        """The samples of rows start..stop-1 of a global batch, by default of all: (k,) int64."""
+        rows = self.rows(batch)
+        first = batch * self.batch_size
+        positions = np.arange(first + start, first + (rows if stop is None else min(stop, rows)))
+        if self._shuffle == "none":
+            return positions
+        return self._order(epoch)(positions)
+
+    def _order(self, epoch: int) -> Callable[[np.ndarray], np.ndarray]:
+        if self._shuffle == "full":
+            return Permutation(self.length, self.seed, epoch)
+        return BlockPermutation(self.length, self.seed, epoch, self._block, self._window)
 
     def start_at(self, epoch: int, batch: int = 0) -> None:
         """Set where the next iteration starts; batch == len(self) is the end of the epoch: nothing is

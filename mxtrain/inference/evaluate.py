@@ -10,7 +10,7 @@ import numpy as np
 
 from mxtrain import cli, config
 from mxtrain.devices import DeviceConfig
-from mxtrain.errors import TrainingError
+from mxtrain.errors import TrainingError, UserError
 from mxtrain.inference import program
 from mxtrain.inference.settings import BatchConfig, EvaluateConfig, RunConfig
 
@@ -26,7 +26,7 @@ class Evaluation(NamedTuple):
 
     samples: int
     means: Dict[str, float]
-    """loss, accuracy and, where there are 5 classes, top5."""
+    """loss, accuracy, where there are 5 classes top5, and of texts f1."""
     confusion: np.ndarray
     """How often which class was predicted: (true, predicted) int64."""
 
@@ -38,12 +38,11 @@ def main(argv: List[str]) -> int:
     contexts = program.open_contexts(settings.devices)
 
     from mxtrain.inference.load import load
-    from mxtrain.inference.samples import open_samples
 
     run = load(settings.run, contexts)
-    samples = open_samples(settings.evaluate.data, run)
+    samples = _samples(settings.evaluate, run)
     result = evaluate(run, samples, contexts, settings.batches)
-    classes = _by_class(run.classes, result.confusion) if settings.evaluate.per_class else None
+    classes = _by_class(run, result.confusion) if settings.evaluate.per_class else None
     if settings.evaluate.confusion:
         with program.replacing(settings.evaluate.confusion) as file:
             _write_confusion(file, run.classes, result.confusion)
@@ -64,31 +63,51 @@ def evaluate(run: Trained, samples: Samples, contexts: Sequence, batches: BatchC
     from mxtrain.parallel.inference import Inference
     from mxtrain.parallel.program import compile_chain
     from mxtrain.tasks.heads import ClassEvaluation
-    from mxtrain.tasks.image import preprocess
+    from mxtrain.tasks.scores import F1
     from mxtrain.train.evaluate import evaluate as over
 
     head = ClassEvaluation(SoftmaxCrossEntropyLoss(), len(run.classes))
-    inference = Inference(compile_chain([preprocess(run.pixels), run.net], head), contexts)
-    confusion = np.zeros((len(run.classes), len(run.classes)), np.int64)
-
-    def count(label, values):
-        np.add.at(confusion, (label, values[:, -1].astype(np.int64)), 1)
-
-    loader = Loader(samples.dataset, batches.batch_size, shuffle=False, workers=batches.workers)
+    inference = Inference(compile_chain(run.blocks(), head), contexts)
+    positive = run.input.positive if run.kind == "text" else None
+    scores = F1(len(run.classes), None if positive is None else run.classes.index(positive))
+    loader = Loader(samples.dataset, batches.batch_size, shuffle="none", workers=batches.workers)
     try:
-        totals = over(inference, ((x, samples.outputs[y]) for x, y in loader.batches(0)), head.names, count)
+        totals = over(inference, ((x, samples.outputs[y]) for x, y in loader.batches(0)), head.names, scores.see)
     finally:
         loader.close()
-    means = totals.means()
+    means = {**totals.means(), **(scores.values() if run.kind == "text" else {})}
     if not math.isfinite(means["loss"]):
         raise TrainingError(f"{run.checkpoint}: the loss over {totals.samples} samples is {means['loss']}")
-    return Evaluation(totals.samples, means, confusion)
+    return Evaluation(totals.samples, means, scores.confusion)
 
 
-def _by_class(classes: List[str], confusion: np.ndarray) -> List[dict]:
+def _samples(settings: EvaluateConfig, run: Trained) -> Samples:
+    if run.kind == "text":
+        from mxtrain.inference.texts import open_text_samples
+
+        for flag, name in (("--data-root", settings.data_root), ("--image-column", settings.image_column)):
+            if name is not None:
+                raise UserError(f"{flag} {name}: the run was trained on texts")
+        return open_text_samples(settings.data, settings.text_column, settings.label_column, run)
+    from mxtrain.inference.samples import open_samples
+
+    if settings.text_column is not None:
+        raise UserError(f"--text-column {settings.text_column}: the run was trained on images")
+    return open_samples(settings.data, run, data_root=settings.data_root, image_column=settings.image_column,
+                        label_column=settings.label_column)
+
+
+def _by_class(run: Trained, confusion: np.ndarray) -> List[dict]:
+    from mxtrain.tasks.scores import by_class
+
     samples, correct = confusion.sum(axis=1).tolist(), confusion.diagonal().tolist()
-    return [{"class": name, "samples": n, "correct": k, "accuracy": k / n if n else None}
-            for name, n, k in zip(classes, samples, correct)]
+    rows = [{"class": name, "samples": n, "correct": k, "accuracy": k / n if n else None}
+            for name, n, k in zip(run.classes, samples, correct)]
+    if run.kind == "text":
+        for name, values in by_class(confusion).items():
+            for row, value in zip(rows, values.tolist()):
+                row[name] = value
+    return rows
 
 
 def _write_confusion(file, classes: List[str], confusion: np.ndarray) -> None:
@@ -102,7 +121,9 @@ def _print(result: Evaluation, classes) -> None:
     print(f"{result.samples} samples: {values}")
     if classes:
         width = max(len("class"), *(len(row["class"]) for row in classes))
-        print(f"{'class':{width}}  samples  correct  accuracy")
+        shares = [name for name in classes[0] if name not in ("class", "samples", "correct")]
+        print("  ".join([f"{'class':{width}}", "samples", "correct", *(f"{name:>6}" for name in shares)]))
         for row in classes:
-            share = "-" if row["accuracy"] is None else f"{row['accuracy']:.4f}"
-            print(f"{row['class']:{width}}  {row['samples']:7}  {row['correct']:7}  {share:>8}")
+            values = ("-" if row[name] is None else f"{row[name]:.4f}" for name in shares)
+            print("  ".join([f"{row['class']:{width}}", f"{row['samples']:7}", f"{row['correct']:7}",
+                             *(f"{value:>{max(6, len(name))}}" for name, value in zip(shares, values))]))

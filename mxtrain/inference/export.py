@@ -94,20 +94,39 @@ def _write_descriptions(run: Trained, prefix: Path) -> None:
     """What one must know to use the network: PREFIX-classes.txt, and all of it in PREFIX-input.json."""
     from mxtrain.train.folder import write_classes
 
-    height, width, channels = run.pixels.shape
     write_classes(prefix.parent, run.classes)
     os.replace(prefix.parent / "classes.txt", f"{prefix}-classes.txt")
+    about = _about_texts(run) if run.kind == "text" else _about_images(run)
     Path(f"{prefix}-input.json").write_text(json.dumps({
-        "input": {"name": "data", "type": "float32", "shape": [None, run.pixels.channels, height, width],
-                  "axes": ["image", "channel (RGB where there are 3)", "row", "column"],
-                  "values": "(pixel / peak - mean) / std, by channel"},
-        "peak": run.pixels.peak, "mean": list(run.pixels.mean), "std": list(run.pixels.std),
-        "image": {"height": height, "width": width, "channels": channels, "resize": run.pixels.resize,
-                  "preparation": "scale the shorter side to resize (where it is given; else to the height), cut "
-                                 "out the center; repeat the channel where the input has more than the image"},
-        "output": "scores by class, (images, classes); their softmax are probabilities",
+        **about, "output": f"scores by class, ({run.kind}s, classes); their softmax are probabilities",
         "classes": run.classes, "model": run.settings.model.model,
     }, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _about_images(run: Trained) -> dict:
+    height, width, channels = run.input.shape
+    return {
+        "input": {"name": "data", "type": "float32", "shape": [None, run.input.channels, height, width],
+                  "axes": ["image", "channel (RGB where there are 3)", "row", "column"],
+                  "values": "(pixel / peak - mean) / std, by channel"},
+        "peak": run.input.peak, "mean": list(run.input.mean), "std": list(run.input.std),
+        "image": {"height": height, "width": width, "channels": channels, "resize": run.input.resize,
+                  "preparation": "scale the shorter side to resize (where it is given; else to the height), cut "
+                                 "out the center; repeat the channel where the input has more than the image"}}
+
+
+def _about_texts(run: Trained) -> dict:
+    from mxtrain.data.text import WORD
+
+    how = run.input.features
+    return {
+        "input": {"name": "data", "type": "float32", "shape": [None, how.max_tokens],
+                  "axes": ["text", "feature"], "values": "ids from 1 to buckets, then 0"},
+        **how._asdict(),
+        "text": {"preparation": "normalize to NFKC and lower-case; take all matches of the regular expression words; join "
+                                "each run of 1, then of 2, ... up to ngrams neighbours by one space; the id of a run "
+                                "is 1 + crc32(its UTF-8) mod buckets; the first max_tokens count",
+                 "words": WORD.pattern}}
 
 
 def _check(folder: Path, prefix: Path, kind: str, x, expected) -> float:

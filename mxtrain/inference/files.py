@@ -20,12 +20,17 @@ class Files(gluon.data.Dataset):
     the reason is in `failed`, by the number of the file. Threads may share this dataset, processes may not.
     """
 
+    threads = True
+
     def __init__(self, paths: Sequence[str], pixels: Pixels):
         self._paths, self._pixels = paths, pixels
         self.failed: Dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self._paths)
+
+    def source(self, number: int) -> dict:
+        return {"file": self._paths[number]}
 
     def __getitem__(self, key: Tuple[int, int]) -> Tuple[np.ndarray, np.int64]:
         _, number = key

@@ -31,11 +31,17 @@ class Graph(NamedTuple):
 
 
 def samples(run: Trained, rows: int) -> Tuple[np.ndarray, np.ndarray]:
-    """(inputs, outputs) of the network itself, run operator by operator, for made-up images."""
-    shape = (rows, *run.pixels.shape)
-    images = np.random.RandomState(0).randint(0, run.pixels.peak + 1, shape).astype(np.uint8)
+    """(inputs, outputs) of the network itself, run operator by operator, for made-up images or texts."""
+    random = np.random.RandomState(0)
+    if run.kind == "text":
+        # As float32, which is the only type that SymbolBlock.imports and ONNX take for granted.
+        width = run.input.max_tokens
+        ids = random.randint(1, run.input.buckets + 1, (rows, width))
+        x = mx.nd.array(ids * (np.arange(width) < random.randint(1, width + 1, (rows, 1))))  # of several lengths
+    else:
+        images = random.randint(0, run.input.peak + 1, (rows, *run.input.shape)).astype(np.uint8)
+        x = preprocess(run.input)(mx.nd.array(images, dtype=np.uint8))
     with autograd.pause(train_mode=False):
-        x = preprocess(run.pixels)(mx.nd.array(images, dtype=np.uint8))
         return x.asnumpy(), first(run.net(x)).asnumpy()
 
 
@@ -48,7 +54,7 @@ def write_symbol(graph: Graph, prefix: Path) -> None:
 
 
 def write_onnx(graph: Graph, shape: Sequence[int], path: Path) -> None:
-    """An ONNX file for any number of images. shape: of one input (channels, height, width)."""
+    """An ONNX file for any number of images or texts. shape: of one input, such as (channels, height, width)."""
     import onnx
     from mxnet.onnx import export_model
 

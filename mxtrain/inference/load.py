@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet.gluon import Block
 
 from mxtrain import config
 from mxtrain.errors import UserError
+from mxtrain.inference import description
 from mxtrain.inference.settings import RunConfig
 from mxtrain.models import weights, zoo
-from mxtrain.tasks.image import Pixels
-from mxtrain.train import checkpoint, folder
+from mxtrain.tasks.image import Pixels, preprocess
+from mxtrain.tasks.text import Words
+from mxtrain.train import checkpoint
 from mxtrain.train.setup import initialize
 from mxtrain.train.state import load_weights
 
@@ -30,12 +31,22 @@ class Trained(NamedTuple):
     """With the checkpoint's weights on all contexts, and without gradients."""
     classes: List[str]
     """Names by output."""
-    pixels: Pixels
+    input: Union[Pixels, Words]
+    """How images, or texts, become its input."""
     settings: SimpleNamespace
     """Those that the run was trained with."""
     checkpoint: Path
     fingerprint: Optional[str]
     """Of the data that it was trained on."""
+
+    @property
+    def kind(self) -> str:
+        """text or image."""
+        return "text" if isinstance(self.input, Words) else "image"
+
+    def blocks(self) -> List[Block]:
+        """What turns a batch of the data into scores, one after the other."""
+        return [self.net] if self.kind == "text" else [preprocess(self.input), self.net]
 
     def origin(self) -> dict:
         """What --json tells about where the network comes from."""
@@ -49,9 +60,11 @@ def load(which: RunConfig, contexts: Sequence[mx.Context]) -> Trained:
     not the one that was trained.
     """
     place, found = _checkpoint(which)
-    classes, pixels = _classes_and_pixels(place)
+    about = description.read(place)
+    classes, how = about.classes, _input(about, place)
     settings = config.build(config.load(place / "config.yaml"))
-    net = zoo.create(settings.model.model, len(classes), pixels.channels)
+    name, count = settings.model.model, len(classes)
+    net = zoo.create_text(name, count, how.buckets) if isinstance(how, Words) else zoo.create(name, count, how.channels)
     net.collect_params().setattr("grad_req", "null")
     initialize(net, list(contexts), 0)
     parameters = weights.parameters(net)
@@ -60,7 +73,7 @@ def load(which: RunConfig, contexts: Sequence[mx.Context]) -> Trained:
         parameter._finish_deferred_init()  # now that its shape is known; it need not wait for a first batch
     _log.info("%s: %s, %d classes, after %d updates", found.path, settings.model.model, len(classes),
               found.state["position"]["update"])
-    return Trained(net, classes, pixels, settings, found.path, found.state["data"])
+    return Trained(net, classes, how, settings, found.path, found.state["data"])
 
 
 def _checkpoint(which: RunConfig) -> Tuple[Path, checkpoint.Checkpoint]:
@@ -92,12 +105,8 @@ def _read(path: Path) -> checkpoint.Checkpoint:
         raise UserError(f"{error}; --checkpoint latest takes the newest that is whole") from None
 
 
-def _classes_and_pixels(place: Path) -> Tuple[List[str], Pixels]:
-    for name in ("classes.txt", "input.json"):
-        if not (place / name).is_file():
-            raise UserError(f"{place}: has no {name}; only runs of train.py, which makes the network itself, can "
-                            "be opened")
+def _input(found: description.Description, place: Path) -> Union[Pixels, Words]:
     try:
-        return folder.read_classes(place), Pixels(**json.loads((place / "input.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{place}: classes.txt or input.json cannot be read ({error})") from None
+        return (Words if found.kind == "text" else Pixels)(**found.values)
+    except TypeError as error:
+        raise description.unreadable(place, error) from None

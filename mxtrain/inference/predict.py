@@ -1,4 +1,4 @@
-"""predict.py: the likeliest classes of images in files."""
+"""predict.py: the likeliest classes of images in files, or of texts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import json
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Optional, Sequence, TextIO, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Optional, Sequence, TextIO, Tuple, Union
 
 import numpy as np
 
 from mxtrain import cli, config
 from mxtrain.devices import DeviceConfig
 from mxtrain.errors import TrainingError, UserError
-from mxtrain.inference import program
+from mxtrain.inference import description, program
 from mxtrain.inference.settings import BatchConfig, PredictConfig, RunConfig
+from mxtrain.train import checkpoint
 
 if TYPE_CHECKING:  # it imports mxnet
     from mxtrain.inference.load import Trained
@@ -23,40 +24,64 @@ if TYPE_CHECKING:  # it imports mxnet
 _log = logging.getLogger("mxtrain")
 
 _SECTIONS = {"run": RunConfig, "predict": PredictConfig, "batches": BatchConfig, "devices": DeviceConfig}
-_COLUMNS = ("file", "rank", "class", "probability")
+_COLUMNS = ("rank", "class", "probability")
 
 
 class Prediction(NamedTuple):
-    """Classes and probabilities of one file, the likeliest first."""
+    """Classes and probabilities of one image or text, the likeliest first."""
 
-    file: str
+    source: Dict[str, Union[str, int]]
+    """Where it comes from: {"file": path}, or {"row": number, "text": text}."""
     classes: List[str]
     probabilities: List[float]
 
 
 def main(argv: List[str]) -> int:
     """Predicts as the command line says; returns the exit code, 1 when a file could not be read."""
-    parser = config.parser("predict.py", "Predict the classes of images with a trained network.")
-    parser.add_argument("files", nargs="*", type=str, help="Images, and folders of images at any depth.")
+    parser = config.parser("predict.py", "Predict the classes of images or texts with a trained network.")
+    parser.add_argument("files", nargs="*", type=str, help="Images, and folders of images at any depth; or one table "
+                                                           "of texts.")
     settings = program.parse(parser, _SECTIONS, argv)
-    given = settings.given.get("files") or []
-    if not given:
-        raise UserError("no file is given: name images, or folders that hold some")
-    files = find_files(given)
+    given, kind = settings.given.get("files") or [], _kind(settings.run)
+    _check_given(given, settings.predict, kind)
+    found = find_files(given) if kind == "image" else []
     contexts = program.open_contexts(settings.devices)
 
     from mxtrain.inference.load import load
 
     run = load(settings.run, contexts)
     failed: Dict[str, str] = {}
-    predictions = predict(run, files, contexts, settings.batches, settings.predict.top, failed)
+    if kind == "text":
+        from mxtrain.inference.texts import find_texts
+
+        found = find_texts(given, settings.predict.text, settings.predict.text_column, run)
+    predictions = predict(run, found, contexts, settings.batches, settings.predict.top, failed)
     listed = _deliver(predictions, settings.predict.out, settings.json)
     if settings.json:
-        cli.print_json({**run.origin(), "files": len(files), **listed,
+        cli.print_json({**run.origin(), "files" if kind == "image" else "texts": len(found), **listed,
                         "failed": [{"file": name, "error": text} for name, text in failed.items()]})
     if failed:
-        _log.error("%d of %d files could not be read", len(failed), len(files))
+        _log.error("%d of %d files could not be read", len(failed), len(found))
     return 1 if failed else 0
+
+
+def _kind(run: RunConfig) -> str:
+    """What a run was trained on: image or text."""
+    return description.read(checkpoint.find(run.run)[0]).kind
+
+
+def _check_given(given: Sequence[str], settings: PredictConfig, kind: str) -> None:
+    """Raises UserError when nothing is given, too much, or what the run was not trained on."""
+    if kind == "image":
+        for flag, value in (("--text", settings.text), ("--text-column", settings.text_column)):
+            if value:
+                raise UserError(f"{flag}: the run was trained on images; name images, or folders that hold some")
+        if not given:
+            raise UserError("no file is given: name images, or folders that hold some")
+    elif settings.text and (given or settings.text_column):
+        raise UserError("--text: the texts are given, so that neither a table nor --text-column has an effect")
+    elif not given and not settings.text:
+        raise UserError("no text is given: give --text, or a table of texts")
 
 
 def find_files(given: Sequence[str]) -> List[str]:
@@ -81,22 +106,20 @@ def find_files(given: Sequence[str]) -> List[str]:
     return files
 
 
-def predict(run: Trained, files: Sequence[str], contexts: Sequence, batches: BatchConfig, top: int,
+def predict(run: Trained, given: Sequence, contexts: Sequence, batches: BatchConfig, top: int,
             failed: Dict[str, str]) -> Iterator[Prediction]:
-    """The predictions for image files, in their order.
+    """The predictions for image files or, for a run trained on texts, inference.texts.Text; in their order.
 
     What cannot be read is left out, logged, and put into `failed`: file -> reason.
     """
     from mxtrain.data.loader import Loader
-    from mxtrain.inference.files import Files
     from mxtrain.parallel.inference import Inference
     from mxtrain.parallel.program import compile_chain
     from mxtrain.tasks.heads import Probabilities
-    from mxtrain.tasks.image import preprocess
 
-    inference = Inference(compile_chain([preprocess(run.pixels), run.net, Probabilities()]), contexts)
-    dataset = Files(files, run.pixels)
-    loader = Loader(dataset, batches.batch_size, shuffle=False, workers=batches.workers)
+    inference = Inference(compile_chain([*run.blocks(), Probabilities()]), contexts)
+    dataset = _dataset(given, run)
+    loader = Loader(dataset, batches.batch_size, shuffle="none", workers=batches.workers)
     try:
         for x, numbers in loader.batches(0):
             rows = np.concatenate([output.asnumpy() for output in inference.evaluate([x])])
@@ -104,12 +127,22 @@ def predict(run: Trained, files: Sequence[str], contexts: Sequence, batches: Bat
                 raise TrainingError(f"{run.checkpoint}: the network's output is not finite")
             for number, probabilities in zip(numbers.tolist(), rows):
                 if number in dataset.failed:
-                    failed[files[number]] = dataset.failed[number]
+                    failed[dataset.source(number)["file"]] = dataset.failed[number]
                     _log.error("%s", dataset.failed[number])
                 else:
-                    yield Prediction(files[number], *_likeliest(probabilities, run.classes, top))
+                    yield Prediction(dataset.source(number), *_likeliest(probabilities, run.classes, top))
     finally:
         loader.close()
+
+
+def _dataset(given: Sequence, run: Trained):
+    if run.kind == "text":
+        from mxtrain.inference.texts import Texts
+
+        return Texts(given, run.input.features)
+    from mxtrain.inference.files import Files
+
+    return Files(given, run.input)
 
 
 def _likeliest(probabilities: np.ndarray, classes: List[str], top: int) -> Tuple[List[str], List[float]]:
@@ -137,13 +170,14 @@ def _write_csv(file: TextIO, predictions: Iterator[Prediction]) -> None:
     if hasattr(file, "reconfigure"):  # names of files need not be valid text; they come out as they went in
         file.reconfigure(errors="surrogateescape")
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for one in predictions:
+    for count, one in enumerate(predictions):
+        if not count:
+            writer.writerow([*one.source, *_COLUMNS])
         for rank, (name, probability) in enumerate(zip(one.classes, one.probabilities), 1):
-            writer.writerow([one.file, rank, name, f"{probability:.6g}"])
+            writer.writerow([*one.source.values(), rank, name, f"{probability:.6g}"])
 
 
 def _plain(predictions: Iterator[Prediction]) -> List[dict]:
-    return [{"file": one.file, "classes": [{"class": name, "probability": probability}
+    return [{**one.source, "classes": [{"class": name, "probability": probability}
                                            for name, probability in zip(one.classes, one.probabilities)]}
             for one in predictions]

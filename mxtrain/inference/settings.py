@@ -1,8 +1,8 @@
 """Settings of evaluate.py, predict.py and export.py; importable without mxnet."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Optional
+from typing import List, Literal, Optional
 
 from mxtrain.errors import UserError
 
@@ -23,17 +23,17 @@ class RunConfig:
 
 @dataclass
 class BatchConfig:
-    """How images reach the network; changes nothing but the speed and the memory in use."""
+    """How images and texts reach the network; changes nothing but the speed and the memory in use."""
 
     batch_size: int = 64
-    """Images of a batch, over all devices."""
-    workers: int = 0
-    """Threads that read and decode ahead (0: read in between)."""
+    """Images or texts of a batch, over all devices."""
+    workers: Optional[int] = None
+    """Threads that read and decode ahead, 0 for none (default: one per core)."""
 
     def __post_init__(self):
         if self.batch_size < 1:
             raise UserError(f"--batch-size {self.batch_size}: must be 1 or more")
-        if self.workers < 0:
+        if self.workers is not None and self.workers < 0:
             raise UserError(f"--workers {self.workers}: must be 0 or more")
 
 
@@ -44,8 +44,16 @@ class EvaluateConfig:
     data: Optional[str] = None
     """Samples, as for train.py: their validation part where they have one, else all of them (default: the
     run's own validation samples)."""
+    text_column: Optional[str] = None
+    """Column of --data with the texts (default: the one of the run's name, else one called text or the like)."""
+    label_column: Optional[str] = None
+    """Column of --data with the labels (default: likewise)."""
+    image_column: Optional[str] = None
+    """Column of --data with the paths of images (default: the one called image, path, file or the like)."""
+    data_root: Optional[str] = None
+    """Folder that the paths in a list of images start from (default: the folder of the list)."""
     per_class: bool = False
-    """Tell the accuracy of each class."""
+    """Tell the accuracy of each class; of texts also precision, recall and F1."""
     confusion: Optional[str] = None
     """CSV file to write: for each true class (rows) how often which class (columns) was predicted."""
 
@@ -56,8 +64,12 @@ class EvaluateConfig:
 
 @dataclass
 class PredictConfig:
-    """What is told about each image."""
+    """What is classified besides files, and what is told."""
 
+    text: List[str] = field(default_factory=list)
+    """Texts to classify, for a run that was trained on texts."""
+    text_column: Optional[str] = None
+    """Column of the table with the texts (default: the one of the run's name, else one called text or the like)."""
     top: int = 1
     """Number of likeliest classes to list."""
     out: Optional[str] = None

@@ -12,9 +12,10 @@ from mxnet.gluon import Block
 from mxnet.gluon.model_zoo import vision
 
 from mxtrain.errors import UserError, nearest
-from mxtrain.models import small
+from mxtrain.models import small, text
 
 _OWN = {"digits": small.digits, "lenet": small.lenet, "mlp": small.mlp}
+_TEXT = {"bag": text.bag}
 
 # gluoncv has all of Gluon's, and they are the same networks: these are what is left without gluoncv.
 _GLUON = (
@@ -47,6 +48,8 @@ def create(name: str, classes: int, channels: int = 3) -> Block:
     """
     if ":" in name:
         return _from_module(name, classes)
+    if name in _TEXT:
+        raise UserError(f"--model {name}: is a network for texts; these are images (--task image)")
     wanted = wants_channels(name)
     if wanted not in (None, channels):
         raise UserError(f"--model {name} takes images of {wanted} channels, these have {channels}")
@@ -62,6 +65,25 @@ def create(name: str, classes: int, channels: int = 3) -> Block:
         raise UserError(f"--model {name} is {kind}; take an image classifier, such as resnet50_v1")
     more = "" if gluoncv else f" ({_WITHOUT_GLUONCV})"
     raise UserError(f"--model {name}: no such network; {nearest(name.lower(), names())}{more}")
+
+
+def create_text(name: str, classes: int, buckets: int) -> Block:
+    """A classifier of bags of words, (rows, length) ids from 0 to buckets, that is not initialized yet.
+
+    name: one of our own, or "module:function" as for `create`. Raises UserError as `create`.
+    """
+    if ":" in name:
+        return _from_module(name, classes)
+    if name in _TEXT:
+        return _TEXT[name](classes, buckets)
+    known = name in names()
+    raise UserError(f"--model {name}: {'is a network for images' if known else 'no such network'}; for texts there are "
+                    f"{', '.join(_TEXT)} and module:function")
+
+
+def default_text_name() -> str:
+    """A network that suits any texts."""
+    return "bag"
 
 
 def wants_channels(name: str) -> Optional[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 
@@ -25,6 +26,16 @@ Arrays = List[mx.nd.NDArray]
 def shard_bounds(rows: int, shards: int) -> List[Tuple[int, int]]:
     """First row and end of every shard of a batch."""
     return [(s * rows // shards, (s + 1) * rows // shards) for s in range(shards)]
+
+
+def bounds_in(batch: Sequence, shards: int) -> List[Tuple[int, int]]:
+    """First row and end of every shard in the arrays of a batch, some of whose rows may have been left out
+    (mxtrain.data.loader.Batch): the shards are those of the whole batch, without these rows."""
+    bad = getattr(batch, "bad", None)
+    bounds = shard_bounds(len(batch[-1]) + len(bad or ()), shards)
+    if not bad:
+        return bounds
+    return [tuple(np.searchsorted(batch.positions, pair).tolist()) for pair in bounds]
 
 
 def assigned(replica: int, replicas: int, shards: int) -> range:
@@ -87,7 +98,7 @@ class Layout:
 
         Returns the head's reports in the order of the shards. `update` names the random numbers to draw.
         """
-        bounds = shard_bounds(len(batch[-1]), self.shards)
+        bounds = bounds_in(batch, self.shards)
         queues = self._queues(batch, bounds)
         for replica, queue in zip(self._replicas, queues):
             replica.gradients.begin(busy=bool(queue))
@@ -115,7 +126,7 @@ class Layout:
 
     def evaluate(self, batch: Sequence) -> Arrays:
         """The evaluation head's outputs for a batch, in the order of the shards. Nothing is recorded or changed."""
-        queues = self._queues(batch, shard_bounds(len(batch[-1]), self.shards))
+        queues = self._queues(batch, bounds_in(batch, self.shards))
         outputs = {shard: self._program.inference(*arrays) for _, shard, arrays in self._in_turns(queues)}
         return [outputs[shard] for shard in sorted(outputs)]
 

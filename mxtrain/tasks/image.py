@@ -10,11 +10,12 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block, HybridBlock, loss
 
-from mxtrain.data.loader import Loader
+from mxtrain.data.loader import loaders
 from mxtrain.data.sources import Data, open_data
 from mxtrain.errors import UserError
-from mxtrain.models import weights, zoo
+from mxtrain.models import zoo
 from mxtrain.tasks.heads import LabelSmoothing
+from mxtrain.tasks.start import freeze, start
 
 _log = logging.getLogger("mxtrain")
 
@@ -65,6 +66,8 @@ class ImageTask:
     resumed: the weights will come from a checkpoint, and the files of the starting weights need not be there any more.
     """
 
+    scores = None
+
     def __init__(self, settings: SimpleNamespace, resumed: bool = False):
         model, train = settings.model, settings.train
         self.data = data = open_data(settings.data, train.seed)
@@ -77,16 +80,17 @@ class ImageTask:
         self.preprocess = preprocess(self.pixels)
         self.evaluation_loss = loss.SoftmaxCrossEntropyLoss()
         self.loss = LabelSmoothing(train.label_smoothing) if train.label_smoothing else self.evaluation_loss
-        self.train_data = Loader(data.train, train.batch_size, train.seed, shuffle=True,
-                                 last_batch=settings.data.last_batch, workers=settings.data.workers)
-        self.val_data = None if data.val is None else Loader(data.val, train.batch_size, shuffle=False,
-                                                             workers=settings.data.workers)
+        self.train_data, self.val_data = loaders(data.train, data.val, settings.data, train.batch_size, train.seed)
         self._model, self._resumed = model, resumed
 
     @property
     def name(self) -> str:
         """For the run folder."""
         return f"{self.data.name}-{self._model.model.replace(':', '-').replace('/', '-')}"
+
+    def input(self) -> dict:
+        """How data become the network's input, as JSON."""
+        return {"kind": "image", **self.pixels._asdict()}
 
     def close(self) -> None:
         """Stops the loaders' workers."""
@@ -109,23 +113,6 @@ class ImageTask:
         if output.ndim != 2 or output.shape[1] != len(self.classes):
             raise UserError(f"--model {self._model.model}: gives {output.shape[1:]} values per image; "
                             f"{len(self.classes)} are needed, one per class")
-
-
-def start(net: Block, model) -> None:
-    """Applies the starting weights of a ModelConfig to an initialized network."""
-    if model.zero_gamma:
-        _log.info("--zero-gamma: %d residual blocks start as the identity", len(weights.zero_gamma(net)))
-    if model.pretrained:
-        weights.pretrained(net, model.model, model.pretrained_root)
-    if model.init_from:
-        weights.init_from(net, model.init_from)
-
-
-def freeze(net: Block, model) -> None:
-    """Applies what a ModelConfig freezes."""
-    if model.freeze:
-        frozen = weights.freeze(net, model.freeze)
-        _log.info("--freeze: %d of %d parameters keep their values", len(frozen), len(weights.parameters(net)))
 
 
 def pixels_for(data: Data, model: str, pretrained: bool) -> Pixels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 import mxnet as mx
@@ -11,6 +12,7 @@ from mxnet import gluon
 from mxtrain import compat, config
 from mxtrain.callbacks.base import Callback
 from mxtrain.data.loader import Loader
+from mxtrain.data.text_settings import TextConfig
 from mxtrain.errors import UserError
 from mxtrain.parallel.communicator import InProcess
 from mxtrain.seeds import mix
@@ -18,8 +20,10 @@ from mxtrain.tasks.heads import is_class_loss
 from mxtrain.train import folder, session
 from mxtrain.train.setup import set_up
 
-_OWN = {"gpus", "cpus", "threads", "task", "data", "val", "val_split", "image_size", "resize", "augment", "workers",
-        "model", "pretrained", "pretrained_root", "init_from", "freeze", "zero_gamma", "label_smoothing", "progress"}
+_OWN = {"gpus", "cpus", "threads", "task", "data", "val", "val_split", "image_size", "resize", "augment",
+        "color_jitter", "hue", "lighting", "rand_augment", "random_erasing",
+        "model", "pretrained", "pretrained_root", "init_from", "freeze", "zero_gamma", "label_smoothing", "progress",
+        "label_column", *(field.name for field in dataclasses.fields(TextConfig))}
 
 
 class Result(NamedTuple):
@@ -48,7 +52,8 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
         the network returns, gluon's losses its first output.
     ctx: contexts, such as [mx.gpu(0), mx.gpu(1)]; default: cpu(0). kvstore: none, local, device or nccl.
     settings: other fields of train.py's help: lr=0.1, schedule="cosine", clip_norm=1.0, exact=True, patience=3,
-        out="runs/x" (without it nothing is written), resume="runs/x", ...
+        out="runs/x" (without it nothing is written), resume="runs/x", ... `workers` read a Dataset ahead, as forked
+        processes (as threads where it has a true attribute `threads`); by default none does.
 
     Raises UserError for what cannot be, and TrainingError when training diverges.
     """
@@ -73,8 +78,8 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     _check_threads(parts.devices.threads, contexts)
     parts.devices.threads = compat.threads()
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
-    train_batches = _batches(train_data, "train_data", parts.train, True, parts.data.last_batch)
-    val_batches = None if val_data is None else _batches(val_data, "val_data", parts.train, False)
+    train_batches = _batches(train_data, "train_data", parts, parts.data.shuffle, parts.data.last_batch)
+    val_batches = None if val_data is None else _batches(val_data, "val_data", parts, "none", "keep")
 
     def check_output(output):
         if is_class_loss(loss):
@@ -91,6 +96,9 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
         path = session.carry_out(run, parts, place, lambda: parts.train.out and folder.make(parts.train.out, "fit"),
                                  [rows, *callbacks])
     finally:
+        for batches in (train_batches, val_batches):
+            if batches is not None:
+                batches.close()
         for parameter, mode in modes.items():
             parameter.grad_req = "null"  # gives up the arrays of this training, and gets new ones with the old mode
             parameter.grad_req = mode
@@ -112,8 +120,8 @@ class _Checked:
 
     classes: Optional[int] = None
 
-    def __init__(self, batches, count: int, name: str):
-        self._batches, self._count, self._name = batches, count, name
+    def __init__(self, batches, count: int, name: str, loader: Optional[Loader] = None):
+        self._batches, self._count, self._name, self._loader = batches, count, name, loader
 
     def __len__(self) -> int:
         return self._count
@@ -125,7 +133,21 @@ class _Checked:
                 raise UserError(f"{self._name}, batch {number}: must be (input, ..., label) of equal lengths")
             if self.classes is not None:
                 self._check_labels(batch[-1], number)
-            yield tuple(item if isinstance(item, mx.nd.NDArray) else _plain(item) for item in batch)
+            yield batch if self._loader else tuple(x if isinstance(x, mx.nd.NDArray) else _plain(x) for x in batch)
+
+    def ready(self) -> bool:
+        """Whether the next batch is there."""
+        return self._loader is not None and self._loader.ready()
+
+    def advice(self) -> str:
+        """What may make it faster."""
+        if self._loader is None:
+            return f"{self._name} does not keep up; more workers in it may help"
+        return self._loader.advice().replace("--workers ", "workers=")
+
+    def close(self) -> None:
+        if self._loader is not None:
+            self._loader.close()
 
     def _check_labels(self, label, number: int) -> None:
         values = label.asnumpy() if isinstance(label, mx.nd.NDArray) else np.asarray(label)
@@ -135,11 +157,15 @@ class _Checked:
                             f"so labels are whole numbers from 0 to {self.classes - 1}")
 
 
-def _batches(data, name: str, train, shuffle: bool, last_batch: str = "keep") -> _Checked:
+def _batches(data, name: str, parts, shuffle: str, last_batch: str) -> _Checked:
+    train, reading = parts.train, parts.data
     if isinstance(data, gluon.data.Dataset):
         dataset = _InMemory(data) if type(data) is gluon.data.ArrayDataset else _ByIndex(data)
-        loader = Loader(dataset, train.batch_size, train.seed, shuffle=shuffle, last_batch=last_batch)
-        return _Checked(loader.batches, len(loader), name)
+        loader = Loader(dataset, train.batch_size, train.seed, shuffle, last_batch, reading.workers or 0,
+                        reading.worker_kind, reading.on_bad_sample, reading.shuffle_block, reading.shuffle_window)
+        return _Checked(loader.batches, len(loader), name, loader)
+    if reading.workers:
+        raise UserError(f"workers={reading.workers}: has no effect on {name} that are batches already")
     _check_length(data, name)
 
     def batches(epoch, start):
@@ -187,6 +213,7 @@ class _ByIndex(gluon.data.Dataset):
 
     def __init__(self, dataset):
         self._dataset = dataset
+        self.threads = getattr(dataset, "threads", False)
 
     def __len__(self):
         return len(self._dataset)

@@ -18,17 +18,22 @@ import logging
 import math
 import signal
 import time
+from types import SimpleNamespace
 from typing import Dict, List
 
-from mxtrain.errors import TrainingError
+from mxtrain.errors import BadSample, TrainingError, UserError
 from mxtrain.optim.clipping import global_norm
 from mxtrain.parallel.exact import NotSummable
 from mxtrain.train.evaluate import evaluate
 from mxtrain.train.run import Run
 from mxtrain.train.signals import Stopped
 from mxtrain.train.state import check_finite, snapshot
+from mxtrain.train.waiting import timed
 
 _log = logging.getLogger("mxtrain")
+
+_TOO_MANY = 100  # bad samples in an epoch, from which on they may not outnumber the good ones
+_TOO_LONG, _SECONDS_TO_JUDGE, _BATCHES_TO_JUDGE = 0.1, 5, 20  # share of waiting to warn of, and when it can be told
 
 
 def train(run: Run) -> None:
@@ -40,17 +45,22 @@ def train(run: Run) -> None:
     run.callbacks.start(state)
     while state.finished is None:
         run.meter.start(state.totals)
-        for batch in _timed(run, run.train_data.batches(state.epoch, state.batch)):
+        for batch in _batches(run):
             lr = run.learning_rate(state.update)
-            update(run, batch, lr)
+            _count(run, batch)
+            if len(batch[-1]):  # not all of its samples are bad
+                update(run, batch, lr)
             state.update += 1
             state.batch += 1
             _report(run, lr)
+            _warn_of_waiting(run)
             _save_if_due(run)
             _stop_if_asked(run)
+        if state.skipped and not state.samples:
+            raise UserError(f"none of the {state.skipped} training samples can be read")
         rows = [_train_row(run), *_validation_row(run)]
         stop = run.monitor.epoch(rows[-1])
-        state.epoch, state.batch, state.totals, state.seconds, state.waited = state.epoch + 1, 0, {}, 0.0, 0.0
+        state.next_epoch()
         run.meter.start()  # or the checkpoint of this point would carry the sums of the epoch that is over
         if state.epoch >= run.epochs:
             stop = f"all {run.epochs} epochs are done" if run.epochs > 1 else "the epoch is done"
@@ -97,20 +107,26 @@ def save(run: Run, best: bool = False) -> None:
     run.saved_at = time.monotonic()
 
 
-def _timed(run: Run, batches):
-    """The batches, with the time that passes, and that is spent waiting for them, added to the state."""
-    state, batches = run.state, iter(batches)
-    began = time.perf_counter()
-    while True:
-        batch = next(batches, None)
-        waited = time.perf_counter() - began
-        if batch is None:
-            return
-        state.waited += waited
-        yield batch
-        now = time.perf_counter()
-        state.seconds += now - began
-        began = now
+def _batches(run: Run):
+    """The batches of the rest of the epoch. When a sample cannot be read, what was done so far is saved."""
+    state, data = run.state, run.train_data
+    batches = data.batches(state.epoch, state.batch)
+    try:
+        yield from timed(batches, data.ready, run.meter.latest, state)
+    except BadSample as error:
+        save(run)
+        goes_on = f"; saved after update {state.update}" if run.checkpoints else ""
+        raise BadSample(f"{error}{goes_on}") from None
+
+
+def _count(run: Run, batch) -> None:
+    """Takes note of a batch's samples. Raises UserError when most of them cannot be read."""
+    state, bad = run.state, len(getattr(batch, "bad", ()))
+    state.samples += len(batch[-1])
+    state.skipped += bad
+    if bad and state.skipped >= _TOO_MANY and state.skipped > state.samples:
+        raise UserError(f"{state.skipped} of the first {state.skipped + state.samples} samples of epoch "
+                        f"{state.epoch + 1} cannot be read: most of the data are bad")
 
 
 def _report(run: Run, lr: float) -> None:
@@ -118,8 +134,23 @@ def _report(run: Run, lr: float) -> None:
     if run.meter.waiting < 50 and now - run.reported_at < 0.5:
         return
     run.reported_at = now
-    run.callbacks.log({"epoch": run.state.epoch + 1, "batch": run.state.batch, "update": run.state.update, "lr": lr,
-                       **run.meter.read(everything=False), **_norm(run)})
+    state = run.state
+    run.callbacks.log({"epoch": state.epoch + 1, "batch": state.batch, "update": state.update, "lr": lr,
+                       "wait_share": _share(state), **run.meter.read(everything=False), **_norm(run)})
+
+
+def _warn_of_waiting(run: Run) -> None:
+    """Says once of a start that the data are too slow, when enough was seen to tell."""
+    state = run.state
+    if run.advice is None or state.seconds < _SECONDS_TO_JUDGE or state.batch < _BATCHES_TO_JUDGE:
+        return
+    if _share(state) > _TOO_LONG:
+        _log.warning("the devices wait for data in %.0f%% of the time: %s", 100 * _share(state), run.advice)
+        run.advice = None
+
+
+def _share(times) -> float:
+    return times.waited / times.seconds if times.seconds else 0.0
 
 
 def _norm(run: Run) -> Dict[str, float]:
@@ -148,7 +179,7 @@ def _train_row(run: Run) -> dict:
     means = run.meter.read()
     run.layout.wait()
     run.state.seconds += time.perf_counter() - began
-    return {**_row(run, "train", run.meter.totals.samples, means, run.state.seconds, run.state.waited), **_norm(run)}
+    return {**_row(run, "train", run.meter.totals.samples, means, run.state), **_norm(run)}
 
 
 def _validation_row(run: Run) -> List[dict]:
@@ -160,17 +191,24 @@ def _validation_row(run: Run) -> List[dict]:
             _stop_if_asked(run)  # the position is: all batches of the epoch are done
             yield batch
 
-    began = time.perf_counter()
-    totals = evaluate(run.layout, batches(), run.evaluation_names)
+    times, began = SimpleNamespace(seconds=0.0, waited=0.0, skipped=0), time.perf_counter()
+
+    def timing(batches, latest):
+        return timed(batches, run.val_data.ready, latest, times)
+
+    scores = run.scores() if run.scores else None
+    totals = evaluate(run.layout, batches(), run.evaluation_names, scores and scores.see, timing)
     if not math.isfinite(totals.sums["loss"]):
         _log.warning("the validation loss of epoch %d is %s", run.state.epoch + 1, totals.sums["loss"])
-    return [_row(run, "val", totals.samples, totals.means(), time.perf_counter() - began, 0.0)]
+    means = {**totals.means(), **(scores.values() if scores else {})}
+    times.seconds, times.skipped = time.perf_counter() - began, totals.skipped
+    return [_row(run, "val", totals.samples, means, times)]
 
 
-def _row(run: Run, split, samples, means, seconds, waited) -> dict:
+def _row(run: Run, split, samples, means, times) -> dict:
     state = run.state
     return {"epoch": state.epoch + 1, "update": state.update, "split": split, "samples": samples,
             "loss": means.get("loss"), "accuracy": means.get("accuracy"), "lr": run.learning_rate(state.update - 1),
-            "seconds": seconds, "samples_per_second": samples / seconds if seconds else 0.0,
-            "wait_share": waited / seconds if seconds else 0.0,
+            "seconds": times.seconds, "samples_per_second": samples / times.seconds if times.seconds else 0.0,
+            "wait_share": _share(times), **({"skipped": times.skipped} if times.skipped else {}),
             **{name: value for name, value in means.items() if name not in ("loss", "accuracy")}}

@@ -8,6 +8,7 @@ from typing import List
 
 from mxtrain import cli, compat, config
 from mxtrain.devices import contexts
+from mxtrain.tasks import kind
 from mxtrain.train import folder, session
 
 _log = logging.getLogger("mxtrain")
@@ -18,6 +19,7 @@ def main(argv: List[str]) -> int:
     arguments = config.parse(argv)
     folder.remember_log()
     settings, place = session.configure(arguments.given)
+    settings.train.task = kind.resolve(settings)
     if settings.devices.threads:
         compat.set_threads(settings.devices.threads)
     if settings.parallel.exact:
@@ -28,21 +30,20 @@ def main(argv: List[str]) -> int:
     # Only now, with the command line and the devices checked: these take seconds to import.
     from mxtrain.callbacks.progress import Progress
     from mxtrain.parallel.communicator import InProcess
-    from mxtrain.tasks.image import ImageTask
     from mxtrain.train.setup import set_up
     from mxtrain.train.signals import Stopped
 
     communicator = InProcess(settings.parallel.kvstore, replicas)
-    settings.train.task = "image"
-    task = ImageTask(settings, resumed=place is not None)
+    task = kind.open_task(settings, resumed=place is not None)
     run = set_up(task.net, task.loss, settings, replicas, communicator, task.train_data, task.val_data, task.sample(),
-                 task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output)
+                 task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output,
+                 task.scores)
 
     def describe() -> None:
         path = Path(settings.train.out)
         with folder.naming(path):
             folder.write_classes(path, task.classes)
-            folder.write_json(path / "input.json", task.pixels._asdict())
+            folder.write_json(path / "input.json", task.input())
         _describe(run, settings, task)
 
     progress = [Progress(settings.train.epochs, len(task.train_data))] if settings.train.progress else []

@@ -25,6 +25,8 @@ class Totals:
         self.names = list(names)
         self.sums = dict(sums or dict.fromkeys(self.names, 0.0))
         self.samples = samples
+        self.skipped = 0
+        """Samples that could not be read."""
 
     def add(self, values: np.ndarray) -> None:
         """values: (samples, number of names)."""
@@ -58,6 +60,10 @@ class Meter:
     def start(self, state: dict = None) -> None:
         """Begins an epoch, or goes on with a saved one."""
         self.totals = Totals(self.totals.names, **(state or {}))
+
+    def latest(self) -> List[mx.nd.NDArray]:
+        """The reports of the latest update, if they have not been read yet."""
+        return self._pending[-1][1] if self._pending else []
 
     def add(self, update: int, reports: List[mx.nd.NDArray]) -> None:
         self._pending.append((update, reports))

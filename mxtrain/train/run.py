@@ -32,6 +32,8 @@ class Run:
     meter: Meter
     evaluation_names: Sequence[str]
     monitor: Monitor
+    scores: Optional[Callable] = None
+    """Makes what counts the scores of one evaluation, such as tasks.scores.F1; None for none."""
     clip_norm: Optional[float] = None
     callbacks: Callbacks = field(default_factory=lambda: Callbacks([]))
     checkpoints: Optional[Any] = None
@@ -42,3 +44,5 @@ class Run:
     state: State = field(default_factory=State)
     saved_at: float = field(default_factory=time.monotonic)
     reported_at: float = 0.0
+    advice: Optional[str] = None
+    """What may be done when the devices wait for data; None when that was said, or nothing is known."""

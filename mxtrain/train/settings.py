@@ -10,8 +10,9 @@ from mxtrain.errors import UserError
 
 @dataclass
 class TrainConfig:
-    task: Literal["auto", "image"] = "auto"
-    """What is learned: image (classification of images); auto works it out from the data."""
+    task: Literal["auto", "image", "text"] = "auto"
+    """What is learned: image (classification of images) or text (classification of the texts of a table); auto works
+    it out from the data."""
     batch_size: int = 64
     """Samples of a global batch, over all devices."""
     epochs: int = 20
@@ -22,7 +23,7 @@ class TrainConfig:
     """Share of the target that is spread evenly over all classes."""
     monitor: str = "auto"
     """Validation column of metrics.csv that decides which checkpoint is best and when to stop early: auto (accuracy
-    where there is one, else loss), accuracy, loss, ..."""
+    where there is one, else loss), accuracy, loss, f1 (texts), ..."""
     patience: Optional[int] = None
     """Stop after this many epochs in a row without an improvement of the monitored value."""
     min_delta: float = 0.0

@@ -33,11 +33,12 @@ _log = logging.getLogger("mxtrain")
 def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx.Context], communicator: InProcess,
            train_data, val_data, sample: Sequence, preprocess: Optional[Block] = None,
            evaluation_loss: Optional[Block] = None, fingerprint: Optional[str] = None,
-           prepare: Callable[[Block], None] = None, check_output: Callable = None) -> Run:
+           prepare: Callable[[Block], None] = None, check_output: Callable = None, scores: Callable = None) -> Run:
     """A run that is ready to train. Initializes what is not yet, with settings.train.seed.
 
     sample: (*inputs, label) of a row or two, for the shapes. prepare: called with the initialized network before its
     parameters are taken. check_output: called with the network's (main) output for the sample.
+    scores: makes an object like tasks.scores.F1, for values of an evaluation that are no means.
     `settings` are completed: shards gets its number.
     """
     initialize(net, contexts, settings.train.seed)
@@ -67,16 +68,17 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     for line in without_effect(settings.optim):
         _log.warning("%s", line)
     monitor = Monitor(settings.train.monitor, settings.train.patience, settings.train.min_delta)
-    known = evaluation_head.names if val_data is not None else head.names
+    known = (*evaluation_head.names, *(scores().names if scores else ())) if val_data is not None else head.names
     if monitor.name not in ("auto", *known):
         raise UserError(f"--monitor {monitor.name}: no such value; allowed are auto, {', '.join(known)}")
     return Run(contexts=contexts, parameters=parameters, layout=layout, communicator=communicator, optimizer=optimizer,
                learning_rate=functools.partial(learning_rate, settings.optim, updates_per_epoch=len(train_data),
                                                epochs=settings.train.epochs),
                train_data=train_data, val_data=val_data, data_fingerprint=fingerprint, epochs=settings.train.epochs,
-               meter=Meter(head.names), evaluation_names=evaluation_head.names, monitor=monitor,
+               meter=Meter(head.names), evaluation_names=evaluation_head.names, scores=scores,
+               monitor=monitor,
                clip_norm=settings.optim.clip_norm, checkpoint_updates=settings.train.checkpoint_updates,
-               checkpoint_minutes=settings.train.checkpoint_minutes)
+               checkpoint_minutes=settings.train.checkpoint_minutes, advice=train_data.advice())
 
 
 def _outputs(net: Block, sample: Sequence[mx.nd.NDArray]):

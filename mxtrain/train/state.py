@@ -27,11 +27,20 @@ class State:
     seconds: float = 0.0
     """Time spent on the present epoch's updates."""
     waited: float = 0.0
-    """Part of it spent waiting for batches."""
+    """Part of it in which the devices waited for batches."""
+    samples: int = 0
+    """Samples of the present epoch that were read so far."""
+    skipped: int = 0
+    """Samples of the present epoch that could not be read and were left out."""
     grad_norm: float = 0.0
     """Global norm of the latest gradient, before clipping."""
     finished: Optional[str] = None
     """Why the training is over, None while it is not."""
+
+    def next_epoch(self) -> None:
+        """To the beginning of the next epoch."""
+        self.epoch, self.batch, self.totals = self.epoch + 1, 0, {}
+        self.seconds, self.waited, self.samples, self.skipped = 0.0, 0.0, 0, 0
 
 
 def snapshot(run) -> tuple:

@@ -2,7 +2,7 @@ import subprocess
 import sys
 
 import pytest
-from mxtrain.data.settings import DataConfig
+from mxtrain.data.settings import DataConfig, operations_and_magnitude
 from mxtrain.errors import UserError
 
 
@@ -19,6 +19,13 @@ from mxtrain.errors import UserError
         (dict(resize=-1), "--resize -1"),
         (dict(image_size=224, resize=200), "--resize 200"),
         (dict(augment="rotate"), "none, flip, shift, shift-flip, crop"),
+        (dict(color_jitter=-0.1), "--color-jitter -0.1"),
+        (dict(color_jitter=1.5), "--color-jitter 1.5: must be from 0 to 1"),
+        (dict(hue=0.6), "--hue 0.6: must be from 0 to 0.5"),
+        (dict(lighting=float("nan")), "--lighting nan"),
+        (dict(random_erasing=2), "--random-erasing 2"),
+        *((dict(rand_augment=text), f"--rand-augment {text}: must be N,M")
+          for text in ("", "2", "2,", "0,9", "2,11", "-2,9", "2,9,1", "two,9", "2.5,9")),
         (dict(workers=-1), "--workers -1"),
         (dict(last_batch="rollover"), "keep, drop"),
     ],
@@ -27,6 +34,11 @@ def test_bad_settings_name_their_flag(settings, flag):
     with pytest.raises(UserError) as error:
         DataConfig(**settings)
     assert flag in str(error.value) and "\n" not in str(error.value)
+
+
+def test_rand_augment_is_two_numbers():
+    assert operations_and_magnitude("2,9") == operations_and_magnitude(" 2, 9") == (2, 9)
+    assert DataConfig(rand_augment="1,0").rand_augment == "1,0"
 
 
 def test_settings_load_without_mxnet():

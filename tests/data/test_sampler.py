@@ -1,9 +1,10 @@
 import math
+import tracemalloc
 
 import mxtrain  # noqa: F401
 import numpy as np
 import pytest
-from mxtrain.data.sampler import BatchSampler, Permutation
+from mxtrain.data.sampler import BatchSampler, BlockPermutation, Permutation
 from mxtrain.errors import UserError
 
 
@@ -42,10 +43,53 @@ def test_every_sample_comes_to_every_place_equally_often(n):
     assert ((counts - expected) ** 2 / expected).sum() < freedom + 5 * math.sqrt(2 * freedom)
 
 
+@pytest.mark.parametrize("n, block, window", [(7, 3, 2), (12, 4, 1), (10, 16, 2), (9, 1, 3), (1, 1, 1), (103, 8, 3)])
+def test_a_block_permutation_is_a_bijection_that_any_part_agrees_with(n, block, window):
+    whole = BlockPermutation(n, 3, 1, block, window)(np.arange(n))
+    assert np.array_equal(np.sort(whole), np.arange(n))
+    scattered = np.arange(n)[::-2]
+    assert np.array_equal(BlockPermutation(n, 3, 1, block, window)(scattered), whole[scattered])
+
+
+def test_a_block_permutation_reads_few_places_at_a_time():
+    n, block, window = 1000, 16, 4
+    order = BlockPermutation(n, 0, 5, block, window)(np.arange(n))
+    for start in range(0, n, block * window):
+        blocks = set((order[start : start + block * window] // block).tolist())
+        assert len(blocks) <= window + 2  # the short last block shifts the others against the windows
+    assert len(set(np.diff(order).tolist())) > 100  # mixed within the window all the same
+
+
+@pytest.mark.parametrize("n, block, window", [(6, 2, 2), (7, 2, 2), (40, 4, 3)])
+def test_blocks_bring_every_sample_to_every_place_equally_often(n, block, window):
+    epochs = 4000
+    counts = np.zeros((n, n))
+    for epoch in range(epochs):
+        counts[np.arange(n), BlockPermutation(n, 5, epoch, block, window)(np.arange(n))] += 1
+    expected = epochs / n
+    if n % block:  # samples of the short block come with it to fewer places: only their own count is looked at
+        assert (counts.sum(axis=0) == epochs).all() and (counts[:, -1] > 0).sum() >= n // block
+        return
+    freedom = (n - 1) ** 2
+    # Samples of a block move together, so the table's cells are not independent: the bound is wider than above.
+    assert ((counts - expected) ** 2 / expected).sum() < 2 * freedom
+
+
 def test_a_billion_samples_cost_nothing():
     order = Permutation(10**9, 0, 0)
     some = order(np.arange(10**9 - 1000, 10**9))
     assert some.min() >= 0 and some.max() < 10**9 and len(set(some.tolist())) == 1000
+
+
+@pytest.mark.parametrize("shuffle", ["full", "block"])
+def test_a_sampler_of_a_billion_holds_no_order(shuffle):
+    tracemalloc.start()
+    sampler = BatchSampler(10**9, 64, seed=0, shuffle=shuffle)
+    indices = sampler.indices(3, 10**7)
+    memory = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(set(indices.tolist())) == 64 and memory < 100_000
+    assert np.array_equal(sampler.indices(3, 10**7, 10, 20), indices[10:20])
 
 
 def test_a_position_outside_is_refused():
@@ -56,7 +100,7 @@ def test_a_position_outside_is_refused():
 
 
 @pytest.mark.parametrize("length, batch_size", [(5, 4), (9, 8), (8, 4), (3, 8), (1, 1), (2, 1)])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("shuffle", ["full", "block", "none"])
 def test_an_epoch_has_every_sample_once(length, batch_size, shuffle):
     sampler = BatchSampler(length, batch_size, seed=0, shuffle=shuffle)
     batches = list(sampler)
@@ -67,7 +111,7 @@ def test_an_epoch_has_every_sample_once(length, batch_size, shuffle):
 
 
 def test_without_shuffle_the_order_is_the_data_s():
-    assert list(BatchSampler(5, 2, seed=9, shuffle=False)) == [[(0, 0), (0, 1)], [(0, 2), (0, 3)], [(0, 4)]]
+    assert list(BatchSampler(5, 2, seed=9, shuffle="none")) == [[(0, 0), (0, 1)], [(0, 2), (0, 3)], [(0, 4)]]
 
 
 def test_drop_leaves_the_short_batch_out_and_counts_it():
@@ -108,6 +152,7 @@ def test_an_iteration_keeps_its_start_when_the_position_moves():
         (dict(length=4, batch_size=0), "--batch-size 0"),
         (dict(length=3, batch_size=8, last_batch="drop"), "3 samples at --batch-size 8"),
         (dict(length=3, batch_size=2, last_batch="rollover"), "rollover"),
+        (dict(length=3, batch_size=2, shuffle="some"), "--shuffle some: must be one of full, block, none"),
     ],
 )
 def test_what_cannot_make_batches_is_refused(arguments, text):

@@ -207,12 +207,12 @@ def test_a_broken_image_is_named_by_training(tmp_path):
 
 
 def test_what_is_no_data_is_refused(tmp_path):
-    (tmp_path / "file.csv").write_text("a,b")
+    (tmp_path / "file.doc").write_text("a,b")
     (tmp_path / "empty").mkdir()
     refused(
-        DataConfig(data=str(tmp_path / "gone")), "--data .*gone: does not exist; expected the word digits"
+        DataConfig(data=str(tmp_path / "gone")), "--data .*gone: does not exist; expected the words digits"
     )
-    refused(DataConfig(data=str(tmp_path / "file.csv")), "is not a folder")
+    refused(DataConfig(data=str(tmp_path / "file.doc")), "no kind of file that is known")
     refused(DataConfig(data=str(tmp_path / "empty")), "no images in class folders")
     refused(DataConfig(data=make_folder(tmp_path / "one", ("ant",))), "only one class, 'ant'")
     refused(DataConfig(data=make_folder(tmp_path / "few", count=1)), "--val-split 0")

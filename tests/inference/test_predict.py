@@ -66,7 +66,7 @@ def test_they_are_the_evaluations_on_a_folder_of_colored_images(folder_run, imag
     expected = evaluate(trained, open_samples(None, trained), [mx.cpu()], BatchConfig()).confusion
     found = np.zeros_like(expected)
     for one in predictions(folder_run, find_files([str(images / "val")])):
-        true = os.path.basename(os.path.dirname(one.file))
+        true = os.path.basename(os.path.dirname(one.source["file"]))
         found[trained.classes.index(true), trained.classes.index(one.classes[0])] += 1
     np.testing.assert_array_equal(found, expected)
 
@@ -87,7 +87,7 @@ def test_contexts_batches_and_workers_change_nothing(digits_run, digit_files, co
     files = find_files([str(digit_files[0])])[:71]
     expected = predictions(digits_run, files)
     found = predictions(digits_run, files, contexts, batch_size=batch_size, workers=workers)
-    assert [one.file for one in found] == files
+    assert [one.source["file"] for one in found] == files
     assert [one.classes for one in found] == [one.classes for one in expected]
     np.testing.assert_allclose([one.probabilities for one in found], [one.probabilities for one in expected], atol=1e-6)
 

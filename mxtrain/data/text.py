@@ -1,0 +1,302 @@
+"""Texts of a table as hashed bags of words: columns, labels, the held-out part, and the ids that a network gets.
+
+A text is its lower-cased words and runs of neighbouring words. Each becomes the number of a bucket by a hash of
+its letters (Weinberger et al. 2009, "Feature Hashing"), so that there is no vocabulary to build or to keep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import unicodedata
+import zlib
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+from mxnet import gluon
+
+from mxtrain.data.folder import class_notes
+from mxtrain.data.settings import DataConfig
+from mxtrain.data.table import EXTENSIONS, LABEL_COLUMNS, TEXT_COLUMNS, Table, find_column, read_table
+from mxtrain.data.text_settings import TextConfig
+from mxtrain.errors import UserError
+
+_VAL_SPLIT = 0.1
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+class Features(NamedTuple):
+    """How a text becomes ids; saved with a run, so that predictions see what training saw."""
+
+    ngrams: int
+    buckets: int
+    max_tokens: int
+
+
+class Labelled(NamedTuple):
+    """Texts and their labels from a table, in lists of equal lengths."""
+
+    path: str
+    columns: Tuple[str, str]
+    """Names of the columns of texts and labels."""
+    texts: List[str]
+    labels: List[str]
+    lines: List[int]
+    """Of the file, from 1."""
+
+    def part(self, rows: List[int]) -> Labelled:
+        return self._replace(**{name: [getattr(self, name)[i] for i in rows] for name in ("texts", "labels", "lines")})
+
+
+@dataclass
+class TextData:
+    """The texts of a run: what `open_texts` returns. Items of `train` and `val` are (ids, label)."""
+
+    name: str
+    train: "TextDataset"
+    val: Optional["TextDataset"]
+    classes: List[str]
+    fingerprint: str
+    """Hex digest; changes with the texts, the classes and the split, not with the place on disk."""
+    columns: Tuple[str, str]
+    """Names of the columns of texts and labels."""
+    notes: List[str]
+
+
+class TextDataset(gluon.data.Dataset):
+    """Bags of words in memory: the ids of all texts in one array, and where each text begins in it.
+
+    ids: lists of at most `width` numbers from 1 on. y: (n,) int32. An item has its ids first and 0 in the rest. The
+    epoch of a key plays no part.
+    """
+
+    def __init__(self, ids: Sequence[Sequence[int]], y: np.ndarray, width: int):
+        self.y, self._width = y, width
+        self._starts = np.concatenate([[0], np.cumsum([len(one) for one in ids], dtype=np.int64)]).astype(np.int64)
+        self._ids = np.fromiter((i for one in ids for i in one), np.int32, count=self._starts[-1])
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, key: Tuple[int, int]) -> Tuple[np.ndarray, np.int32]:
+        ids, y = self.rows(np.array([key[1]]))
+        return ids[0], y[0]
+
+    def rows(self, indices: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        """A whole batch at once: (k,) integers -> ids: (k, width) int32, y: (k,) int32."""
+        starts = self._starts[indices][:, np.newaxis]
+        places = np.arange(self._width)
+        used = places < self._starts[indices + 1][:, np.newaxis] - starts
+        ids = np.zeros(used.shape, np.int32)
+        ids[used] = self._ids[(starts + places)[used]]
+        return ids, self.y[indices]
+
+
+def words(text: str) -> List[str]:
+    """The words and signs of a text, lower-cased, with one spelling for what Unicode holds to be the same (NFKC)."""
+    return WORD.findall(unicodedata.normalize("NFKC", text).lower())
+
+
+def features(text: str, how: Features) -> List[int]:
+    """The ids of a text, all of them: of its words, then of its pairs, and so on; from 1 to how.buckets."""
+    found = words(text)
+    runs = (" ".join(found[i:i + length]) for length in range(1, how.ngrams + 1)
+            for i in range(len(found) - length + 1))
+    # Not Python's hash, which is another one in every process.
+    return [1 + zlib.crc32(run.encode("utf-8", "surrogatepass")) % how.buckets for run in runs]
+
+
+def encode(texts: Iterable[str], how: Features) -> Tuple[List[List[int]], int, int]:
+    """-> the ids of each text, at most how.max_tokens; how many were cut; how many have no words at all."""
+    whole = [features(text, how) for text in texts]
+    cut = sum(len(ids) > how.max_tokens for ids in whole)
+    return [ids[:how.max_tokens] for ids in whole], cut, sum(not ids for ids in whole)
+
+
+def open_texts(data: DataConfig, text: TextConfig) -> TextData:
+    """Reads the table that `data` names, and holds texts out where there is no validation table.
+
+    UserError, naming the flag, the file or the line, for what cannot be read, rows without a label, classes that only
+    validation has, and a part that would be empty.
+    """
+    table = open_table(data.data)
+    train, notes = labelled(table, text.text_column, data.label_column), list(table.notes)
+    classes = sorted(set(train.labels))
+    _check_classes(train, classes)
+    notes += _label_notes(classes)
+    if data.val is None:
+        train, val, more = _hold_out(train, classes, _VAL_SPLIT if data.val_split is None else data.val_split)
+    else:
+        table = open_table(data.val, "--val")
+        val = labelled(table, text.text_column, data.label_column)
+        check_known(val, classes)
+        more = [*table.notes, *_overlap(train, val)]
+    how = Features(text.ngrams, text.buckets, text.max_tokens)
+    train_data, train_notes = dataset(train, classes, how, "training")
+    val_data, val_notes = dataset(val, classes, how, "validation") if val else (None, [])
+    found = (f"text: {len(train.texts)} training and {len(val.texts) if val else 0} validation texts from column "
+             f"{train.columns[0]!r}; training labels from {train.columns[1]!r}: {_counted(train.labels)}")
+    return TextData(name=os.path.splitext(os.path.basename(train.path))[0], train=train_data, val=val_data,
+                    classes=classes, fingerprint=_digest(classes, train, val), columns=train.columns,
+                    notes=[found, *notes, *more, *train_notes, *val_notes])
+
+
+def labelled(table: Table, text_column: Optional[str], label_column: Optional[str]) -> Labelled:
+    """The texts and labels of a table. Spaces around labels do not count.
+
+    UserError for columns that cannot be told and for rows without a label.
+    """
+    text, label = (find_column(table, given, names, flag) for given, names, flag in (
+        (text_column, TEXT_COLUMNS, "--text-column"), (label_column, LABEL_COLUMNS, "--label-column")))
+    if text == label:
+        raise UserError(f"{table.path}: --text-column and --label-column are both {table.columns[text]!r}")
+    labels = [row[label].strip() for row in table.rows]
+    missing = [line for line, name in zip(table.lines, labels) if not name]
+    if missing:
+        raise UserError(f"{table.path}: no label in column {table.columns[label]!r} in {len(missing)} of {len(labels)} "
+                        f"rows ({_lines(missing)}): give them one, or take them out")
+    odd = [line for line, name in zip(table.lines, labels) if any(unicodedata.category(c) == "Cc" for c in name)]
+    if odd:
+        raise UserError(f"{table.path}: labels in column {table.columns[label]!r} are longer than a line or hold control "
+                        f"characters ({_lines(odd)}); --label-column names another column")
+    return Labelled(table.path, (table.columns[text], table.columns[label]), [row[text] for row in table.rows], labels,
+                    table.lines)
+
+
+def open_table(path: str, flag: str = "--data") -> Table:
+    """Reads a table. UserError that names the flag when there is no such file."""
+    path = os.path.expanduser(path)
+    if not os.path.isfile(path):
+        fault = "is no file" if os.path.exists(path) else "does not exist"
+        raise UserError(f"{flag} {path}: {fault}; texts are read from a table ({', '.join(EXTENSIONS)})")
+    return read_table(path)
+
+
+def dataset(part: Labelled, classes: List[str], how: Features, name: str) -> Tuple[TextDataset, List[str]]:
+    """The texts as ids and the labels as their places in `classes`; notes on what was cut or is empty."""
+    ids, cut, empty = encode(part.texts, how)
+    place = {label: number for number, label in enumerate(classes)}
+    notes = []
+    if cut:
+        notes.append(f"{cut} of {len(ids)} {name} texts have more than --max-tokens {how.max_tokens} features and are "
+                     "cut")
+    if empty:
+        notes.append(f"{empty} of {len(ids)} {name} texts have no words")
+    return TextDataset(ids, np.array([place[label] for label in part.labels], np.int32), how.max_tokens), notes
+
+
+def check_known(part: Labelled, classes: Sequence[str]) -> None:
+    """Raises UserError for a label that is none of the classes."""
+    unknown = [(label, line) for label, line in zip(part.labels, part.lines) if label not in set(classes)]
+    if unknown:
+        label, line = unknown[0]
+        raise UserError(f"{part.path}, line {line}: label {label!r} is none of the classes that are trained: "
+                        + _names(classes))
+
+
+def _check_classes(part: Labelled, classes: List[str]) -> None:
+    column = f"{part.path}: column {part.columns[1]!r}"
+    if len(classes) < 2:
+        raise UserError(f"{column} holds only the label {classes[0]!r}; a classifier needs at least two "
+                        "(--label-column names another column)")
+    if len(part.labels) >= 20 and 2 * len(classes) > len(part.labels):
+        raise UserError(f"{column} holds {len(classes)} different labels in {len(part.labels)} rows, such as "
+                        f"{classes[0][:40]!r}: these are no classes; --label-column names another column")
+
+
+def _label_notes(classes: List[str]) -> List[str]:
+    notes = class_notes(classes)
+    numbers = defaultdict(list)
+    for name in classes:
+        try:
+            numbers[float(name)].append(name)
+        except ValueError:
+            pass
+    for alike in numbers.values():
+        if len(alike) > 1:
+            notes.append(f"classes that are the same number are kept apart: {_names(alike)}")
+    return notes
+
+
+def _key(text: str) -> str:
+    """Equal for texts that a network cannot tell apart by their words."""
+    return " ".join(words(text)) or text.strip()
+
+
+def _hold_out(whole: Labelled, classes: List[str], fraction: float) -> Tuple[Labelled, Optional[Labelled], List[str]]:
+    """Holds out a share of each class -> training, validation, notes.
+
+    A text is held out when the hash of its words falls below the fraction: no seed, a row that is added moves no other,
+    and equal texts are in one part. Only a class so small that one part would get nothing has its nearest text moved.
+    """
+    keys = [_key(text) for text in whole.texts]
+    notes = _duplicate_notes(whole, keys)
+    if fraction == 0:
+        return whole, None, notes
+    rank = {key: _unit_hash(key) for key in keys}
+    held = {key for key in rank if rank[key] < fraction}
+    for name in classes:
+        own = {key for key, label in zip(keys, whole.labels) if label == name}
+        if len(own) > 1 and not own & held:
+            held.add(min(own, key=rank.__getitem__))
+        if own <= held:
+            held.remove(max(own, key=rank.__getitem__))
+    val = [i for i, key in enumerate(keys) if key in held]
+    if not val:
+        raise UserError(f"{whole.path}: no class has two different texts, of which one could be held out; give --val, "
+                        "or --val-split 0 to train without validation")
+    return whole.part([i for i, key in enumerate(keys) if key not in held]), whole.part(val), notes
+
+
+def _duplicate_notes(whole: Labelled, keys: List[str]) -> List[str]:
+    labels: Dict[str, set] = defaultdict(set)
+    for key, label in zip(keys, whole.labels):
+        labels[key].add(label)
+    notes = []
+    if len(labels) < len(keys):
+        notes.append(f"{len(keys) - len(labels)} of {len(keys)} texts repeat the words of one before; equal texts are "
+                     "kept in one part, so that validation holds none of the training")
+    several = [key for key, found in labels.items() if len(found) > 1]
+    if several:
+        rows = [line for key, line in zip(keys, whole.lines) if key == several[0]]
+        notes.append(f"{len(several)} texts occur with different labels, the first in {_lines(rows)}")
+    return notes
+
+
+def _overlap(train: Labelled, val: Labelled) -> List[str]:
+    known = {_key(text) for text in train.texts}
+    count = sum(_key(text) in known for text in val.texts)
+    return [f"{val.path}: {count} of {len(val.texts)} validation texts are training texts too: their share of the "
+            "accuracy is learned by heart"] if count else []
+
+
+def _unit_hash(key: str) -> float:
+    """A number of [0, 1) that depends on nothing but the text."""
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def _digest(classes: List[str], train: Labelled, val: Optional[Labelled]) -> str:
+    digest = hashlib.sha256(repr(classes).encode())
+    for part in (train, val):
+        digest.update(b"\0part\0")
+        for row in zip(part.labels, part.texts) if part else ():
+            digest.update(repr(row).encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()
+
+
+def _counted(labels: List[str]) -> str:
+    counts = Counter(labels).most_common()
+    shown = ", ".join(f"{name} {count:,}" for name, count in counts[:10])
+    return shown if len(counts) <= 10 else f"{shown} and {len(counts) - 10} more"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
+
+
+def _lines(lines: Sequence[int]) -> str:
+    return f"line{'s' * (len(lines) > 1)} " + ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")

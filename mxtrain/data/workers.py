@@ -1,0 +1,402 @@
+"""Who reads the samples of a batch: nobody else, threads, or forked processes.
+
+Each kind offers the same: `start(epoch, batch)` begins to assemble a batch, `finish(assembly)` waits for it,
+`close()` ends the workers. A batch is cut into chunks of rows, which workers write into its arrays; so neither
+the number of workers nor their kind nor their order can change a batch.
+
+Threads serve where reading releases the interpreter's lock (files and OpenCV), processes where it is a user's
+Python code. Processes write into anonymous shared memory, which they inherit when they are forked: it has no
+name in /dev/shm, is not bound by its size, and is gone with the processes, however they end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import mmap
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing import connection
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from mxtrain.data.sampler import BatchSampler
+from mxtrain.errors import BadSample, TrainingError
+
+_log = logging.getLogger("mxtrain")
+
+SECONDS_TO_WARN, SECONDS_TO_GIVE_UP = 10, 600
+"""How long a batch may take before it is said which samples are being read, and before the training ends."""
+
+Bad = Tuple[int, str]
+
+
+class Column(NamedTuple):
+    """One array of a sample: what the rows of a batch are made of."""
+
+    shape: Tuple[int, ...]
+    dtype: np.dtype
+
+
+class Assembly:
+    """A batch in the making."""
+
+    def __init__(self, epoch: int, batch: int, rows: int, arrays: List[np.ndarray]):
+        self.epoch, self.batch, self.rows, self.arrays = epoch, batch, rows, arrays
+        self.bad: List[Bad] = []
+        """Rows that could not be read, and why."""
+        self.missing = 0
+        """Chunks that are not done."""
+        self.error: Optional[BaseException] = None
+        self.cancelled = False
+
+    def take(self, bad: List[Bad], error: Optional[BaseException]) -> None:
+        """Takes note of a chunk that is done."""
+        self.missing -= 1
+        self.bad += bad
+        self.error = self.error or error
+
+
+class Reader:
+    """Reads rows of batches into arrays; what all workers do."""
+
+    def __init__(self, dataset, sampler: BatchSampler):
+        self.dataset, self.sampler = dataset, sampler
+        self._columns: Optional[List[Column]] = None
+
+    def columns(self) -> List[Column]:
+        """Shapes and types of a sample; found out from the first sample that can be read."""
+        if self._columns is None:
+            self._columns = getattr(self.dataset, "columns", None) or self._find_columns()
+        return self._columns
+
+    def _find_columns(self) -> List[Column]:
+        for index in range(self.sampler.length):
+            try:
+                sample = self.dataset[(0, index)]
+            except BadSample as error:
+                bad = error
+                continue
+            return [Column(x.shape, x.dtype) for x in map(np.asarray, sample)]
+        raise BadSample(f"none of {self.sampler.length} samples can be read; the last: {bad}")
+
+    def new_arrays(self, rows: int) -> List[np.ndarray]:
+        return [np.empty((rows, *column.shape), column.dtype) for column in self.columns()]
+
+    def read(self, arrays: Sequence[np.ndarray], epoch: int, batch: int, start: int, stop: int, note=None) -> List[Bad]:
+        """Fills rows start..stop-1; returns those that are bad, whose content is undefined."""
+        bad = []
+        for row, index in enumerate(self.sampler.indices(epoch, batch, start, stop).tolist(), start):
+            if note is not None:
+                note(index)
+            try:
+                sample = self.dataset[(epoch, index)]
+            except BadSample as error:
+                bad.append((row, str(error)))
+                continue
+            for array, value in zip(arrays, sample):
+                if np.shape(value) != array.shape[1:]:
+                    raise ValueError(f"{self.describe(index)} has shape {np.shape(value)}, others have "
+                                     f"{array.shape[1:]}: samples of a batch are of one shape")
+                array[row] = value
+        return bad
+
+    def describe(self, index: int) -> str:
+        """Name of a sample, for messages."""
+        describe = getattr(self.dataset, "describe", None)
+        return describe(index) if describe else f"sample {index}"
+
+
+class NoWorkers:
+    """The caller reads, when it needs the batch."""
+
+    ahead = 0
+
+    def __init__(self, reader: Reader):
+        self._reader = reader
+
+    def start(self, epoch: int, batch: int) -> Assembly:
+        rows = self._reader.sampler.rows(batch)
+        return Assembly(epoch, batch, rows, self._reader.new_arrays(rows))
+
+    def finish(self, assembly: Assembly) -> None:
+        assembly.bad = self._reader.read(assembly.arrays, assembly.epoch, assembly.batch, 0, assembly.rows)
+
+    def ready(self, assembly: Assembly) -> bool:
+        return False
+
+    def cancel(self, assembly: Assembly) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Threads:
+    """Threads of this process; a chunk goes to whoever is free."""
+
+    def __init__(self, reader: Reader, count: int):
+        self._reader, self._count = reader, count
+        self.ahead = _batches_ahead(reader.sampler.batch_size, count)
+        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        self._done: queue.SimpleQueue = queue.SimpleQueue()
+        self._reading: List[Optional[int]] = [None] * count
+        for number in range(count):
+            threading.Thread(target=self._work, args=(number,), name=f"mxtrain-loader-{number}", daemon=True).start()
+
+    def start(self, epoch: int, batch: int) -> Assembly:
+        rows = self._reader.sampler.rows(batch)
+        assembly = Assembly(epoch, batch, rows, self._reader.new_arrays(rows))
+        chunk = math.ceil(rows / (4 * self._count))
+        starts = range(0, rows, chunk)
+        assembly.missing = len(starts)
+        for start in starts:
+            self._tasks.put((assembly, start, min(start + chunk, rows)))
+        return assembly
+
+    def finish(self, assembly: Assembly) -> None:
+        patience = _Patience()
+        while assembly.missing:
+            try:
+                self._take(self._done.get(timeout=patience.next()))
+            except queue.Empty:
+                patience.lost("; ".join(f"loader thread {number} reads {self._reader.describe(index)}"
+                                        for number, index in enumerate(self._reading) if index is not None))
+        if assembly.error is not None:
+            raise assembly.error
+
+    def ready(self, assembly: Assembly) -> bool:
+        while not self._done.empty():
+            self._take(self._done.get())
+        return not assembly.missing
+
+    def cancel(self, assembly: Assembly) -> None:
+        assembly.cancelled = True
+
+    def close(self) -> None:
+        for _ in range(self._count):
+            self._tasks.put(None)
+
+    def _take(self, result) -> None:
+        assembly, bad, error = result
+        assembly.take(bad, error)
+
+    def _work(self, number: int) -> None:
+        while True:
+            task = self._tasks.get()
+            if task is None:
+                return
+            assembly, start, stop = task
+            bad, error = [], None
+            if not assembly.cancelled:
+                try:
+                    bad = self._reader.read(assembly.arrays, assembly.epoch, assembly.batch, start, stop,
+                                            lambda index: self._reading.__setitem__(number, index))
+                except BaseException as caught:  # it is raised where the batch is wanted
+                    error = caught
+            self._reading[number] = None
+            self._done.put((assembly, bad, error))
+            del task, assembly  # or the last batch would stay in memory
+
+
+class Processes:
+    """Forked processes; each batch gives every one of them a chunk."""
+
+    def __init__(self, reader: Reader, count: int):
+        self._reader, self._count = reader, count
+        self.ahead = _batches_ahead(reader.sampler.batch_size, count)
+        self._slots = [_shared_arrays(reader) for _ in range(self.ahead + 1)]
+        self._free = list(range(len(self._slots)))
+        self._busy: Dict[int, Assembly] = {}
+        self._reading = np.frombuffer(mmap.mmap(-1, 8 * count), np.int64)
+        self._reading[:] = -1
+        fork, parent = multiprocessing.get_context("fork"), os.getpid()
+        self._pipes, self._processes = [], []
+        for number in range(count):
+            here, there = fork.Pipe()
+            process = fork.Process(target=self._work, args=(number, there, [*self._pipes, here], parent), daemon=True,
+                                   name=f"mxtrain-loader-{number}")
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def start(self, epoch: int, batch: int) -> Assembly:
+        while not self._free:  # all are of batches that nobody waits for any more
+            self._receive(_Patience())
+        slot, rows = self._free.pop(), self._reader.sampler.rows(batch)
+        assembly = Assembly(epoch, batch, rows, [array[:rows] for array in self._slots[slot]])
+        self._busy[slot] = assembly
+        bounds = [rows * number // self._count for number in range(self._count + 1)]
+        for pipe, start, stop in zip(self._pipes, bounds, bounds[1:]):
+            if start < stop:
+                assembly.missing += 1
+                try:
+                    pipe.send((slot, epoch, batch, start, stop))
+                except OSError:  # it has died, which finish() will say
+                    pass
+        return assembly
+
+    def finish(self, assembly: Assembly) -> None:
+        patience = _Patience()
+        while assembly.missing:
+            self._receive(patience)
+        assembly.arrays = [array.copy() for array in assembly.arrays]
+        self._release(assembly)
+        if assembly.error is not None:
+            raise assembly.error
+
+    def ready(self, assembly: Assembly) -> bool:
+        while assembly.missing and connection.wait(self._pipes, 0):
+            self._receive(_Patience())
+        return not assembly.missing
+
+    def cancel(self, assembly: Assembly) -> None:
+        assembly.cancelled = True
+        if not assembly.missing:
+            self._release(assembly)
+
+    def close(self) -> None:
+        for pipe, process in zip(self._pipes, self._processes):
+            process.kill()  # they hold nothing that would have to be put in order
+            pipe.close()
+        for process in self._processes:
+            process.join()
+
+    def _release(self, assembly: Assembly) -> None:
+        """Gives the shared memory of a batch free, once."""
+        for slot in [slot for slot, busy in self._busy.items() if busy is assembly]:
+            del self._busy[slot]
+            self._free.append(slot)
+
+    def _receive(self, patience: _Patience) -> None:
+        """Takes what workers have done, and waits for it at most as long as patience lasts."""
+        ready = connection.wait(self._pipes, patience.next())
+        if not ready:
+            patience.lost(self._state())
+        for pipe in ready:
+            try:
+                slot, bad, error, where = pipe.recv()
+            except (EOFError, OSError):
+                self._report_death(self._processes[self._pipes.index(pipe)])
+            if where is not None:
+                cause = RuntimeError(f"in a loader process:\n{where}")
+                error = error or cause
+                error.__cause__ = None if error is cause else cause
+            assembly = self._busy[slot]
+            assembly.take(bad, error)
+            if assembly.cancelled and not assembly.missing:
+                self._release(assembly)
+
+    def _report_death(self, process) -> None:
+        process.join(1)
+        code = process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with {code}"
+        index = int(self._reading[self._processes.index(process)])
+        where = f" while it read {self._reader.describe(index)}" if index >= 0 else ""
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        raise TrainingError(f"{process.name}, process {process.pid}, {how}{where}{hint}")
+
+    def _state(self) -> str:
+        return "; ".join(f"{process.name}, process {process.pid}, reads {self._reader.describe(index)}"
+                         for process, index in zip(self._processes, self._reading.tolist()) if index >= 0)
+
+    def _work(self, number: int, pipe, others: list, parent: int) -> None:
+        """The life of a worker process."""
+        _die_with(parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        for other in others:
+            other.close()
+
+        def note(index):
+            self._reading[number] = index
+
+        while True:
+            try:
+                slot, *chunk = pipe.recv()
+            except EOFError:
+                return
+            bad, error, where = [], None, None
+            try:
+                bad = self._reader.read(self._slots[slot], *chunk, note)
+            except Exception as caught:
+                error, where = _portable(caught), traceback.format_exc()
+            note(-1)
+            try:
+                pipe.send((slot, bad, error, where))
+            except BrokenPipeError:
+                return
+
+
+def best_kind(dataset) -> str:
+    """"thread" for datasets that say that reading them releases the interpreter's lock, else "process"."""
+    return "thread" if getattr(dataset, "threads", False) else "process"
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class _Patience:
+    """The time that a batch may take: first a warning, then the end."""
+
+    def __init__(self):
+        self._began, self._warned = time.monotonic(), False
+
+    def next(self) -> float:
+        """Seconds to wait before `lost` is to be called."""
+        limit = SECONDS_TO_GIVE_UP if self._warned else SECONDS_TO_WARN
+        return max(0.0, self._began + limit - time.monotonic())
+
+    def lost(self, state: str) -> None:
+        """Says what holds the batch up; raises TrainingError at the second time."""
+        waited = time.monotonic() - self._began
+        text = f"no batch for {waited:.0f} s; {state or 'no worker is reading'}"
+        if self._warned:
+            raise TrainingError(text)
+        _log.warning("%s", text)
+        self._warned = True
+
+
+def _batches_ahead(batch_size: int, workers: int) -> int:
+    """Two, or as many as keep all workers busy while the caller is not looking."""
+    return max(2, math.ceil(2 * workers / batch_size))
+
+
+def _shared_arrays(reader: Reader) -> List[np.ndarray]:
+    """The arrays of a batch in memory that forked processes share."""
+    rows, arrays = reader.sampler.batch_size, []
+    for column in reader.columns():
+        count = rows * math.prod(column.shape)
+        memory = mmap.mmap(-1, max(1, count * column.dtype.itemsize))
+        arrays.append(np.frombuffer(memory, column.dtype, count).reshape(rows, *column.shape))
+    return arrays
+
+
+def _die_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends, however that happens."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _portable(error: Exception) -> Optional[Exception]:
+    """The exception, or None when it cannot be sent to another process."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever a user's class does
+        return None

@@ -1,0 +1,69 @@
+"""What is learned, worked out from the data before anything heavy is imported, and the task for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from types import SimpleNamespace
+
+from mxtrain.data.settings import DataConfig
+from mxtrain.data.table import EXTENSIONS, IMAGE_COLUMNS, TEXT_COLUMNS, has_column, read_columns
+from mxtrain.data.text_settings import TextConfig
+from mxtrain.errors import UserError
+
+_FOR_TEXTS = {"data", "val", "val_split", "label_column", "shuffle", "shuffle_block", "shuffle_window", "workers",
+              "worker_kind", "on_bad_sample", "last_batch"}
+"""Fields of DataConfig that mean something for texts; the others are about images."""
+
+
+def resolve(settings: SimpleNamespace) -> str:
+    """"image" or "text". Raises UserError when the data do not say, and for settings of the other task."""
+    kind = settings.train.task
+    if kind == "auto":
+        kind = _of_table(settings) if _is_table(settings.data.data) else "image"
+    if kind == "text":
+        _refuse(settings.data, DataConfig, _FOR_TEXTS, "texts")
+        if settings.model.pretrained or settings.model.zero_gamma:
+            flag = "--pretrained" if settings.model.pretrained else "--zero-gamma"
+            raise UserError(f"{flag}: is for networks of images; these are texts (--task text)")
+    else:
+        _refuse(settings.text, TextConfig, set(), "images")
+    return kind
+
+
+def open_task(settings: SimpleNamespace, resumed: bool):
+    """The task that settings.train.task names; see tasks.image.ImageTask. Imports mxnet."""
+    if settings.train.task == "text":
+        from mxtrain.tasks.text import TextTask as Task
+    else:
+        from mxtrain.tasks.image import ImageTask as Task
+    return Task(settings, resumed)
+
+
+def _is_table(path: str) -> bool:
+    return path.lower().endswith(EXTENSIONS) and os.path.isfile(os.path.expanduser(path))
+
+
+def _of_table(settings: SimpleNamespace) -> str:
+    if settings.text.text_column is not None:
+        return "text"
+    if settings.data.image_column is not None:
+        return "image"
+    path = settings.data.data
+    columns = read_columns(os.path.expanduser(path))
+    text, image = has_column(columns, TEXT_COLUMNS), has_column(columns, IMAGE_COLUMNS)
+    if text != image:
+        return "text" if text else "image"
+    shown = ", ".join(repr(name[:30]) for name in columns[:10]) + (", ..." if len(columns) > 10 else "")
+    raise UserError(f"--data {path}: {'both texts and images' if text else 'neither texts nor images'} by the names of "
+                    f"its columns, {shown}: --task says which; --text-column, --image-column and --label-column name the columns (if "
+                    "the first line is a row already, add one above it that names the columns)")
+
+
+def _refuse(section, kind: type, meant: set, things: str) -> None:
+    """Raises UserError for a setting that has no effect."""
+    for field in dataclasses.fields(kind):
+        value = getattr(section, field.name)
+        if field.name not in meant and value != field.default:
+            flag = f"--{field.name.replace('_', '-')} {value}"
+            raise UserError(f"{flag}: has no effect on {things} (--task {things[:-1]})")

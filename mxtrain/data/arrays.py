@@ -108,7 +108,8 @@ def _load(path: str, **options):
     try:
         return np.load(path, allow_pickle=False, **options)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: cannot be read as numpy arrays: {getattr(error, 'strerror', None) or error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: cannot be read as numpy arrays: {why}") from None
 
 
 def _member(archive, name: str, place: str) -> np.ndarray:
@@ -130,11 +131,11 @@ def _checked(x: np.ndarray, y: np.ndarray, x_place: str, y_place: str) -> Pair:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]  # as in Keras' cifar10
     if y.ndim != 1 or len(y) != len(x):
-        raise UserError(f"{y_place}: has shape {y.shape}; must be one label for each of the {len(x)} images of {x_place}")
-    whole = y.astype(np.int64) if y.dtype.kind in "iufb" else None
-    if whole is None:
+        raise UserError(f"{y_place}: has shape {y.shape}; must be one label for each of the {len(x)} images of "
+                        f"{x_place}")
+    if y.dtype.kind not in "iuf":
         raise UserError(f"{y_place}: has type {y.dtype}; labels must be whole numbers")
-    wrong = np.flatnonzero((whole != y) | (whole < 0))
+    wrong = np.flatnonzero(~((y >= 0) & (y < 2**31) & (y == np.floor(y))))  # NaN is none of these
     if wrong.size:
         raise UserError(f"{y_place}: label {y[wrong[0]]} of image {wrong[0]}; labels must be whole numbers from 0 on")
-    return x, whole
+    return x, y.astype(np.int64)

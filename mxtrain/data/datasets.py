@@ -51,7 +51,7 @@ class ArrayDataset(gluon.data.Dataset):
 
 
 class FileDataset(gluon.data.Dataset):
-    """Images in files, (h, w, 3) uint8 of any size. y: (n,) int32. The epoch of a key plays no part."""
+    """Images in files (mxtrain.data.images.Picture). y: (n,) int32. The epoch of a key plays no part."""
 
     threads = True  # reading and decoding release the interpreter's lock
 

@@ -1,6 +1,7 @@
 """The one path from a file to pixels, for training, evaluation and prediction alike.
 
-Images are uint8 arrays (height, width, channels), RGB where there are three channels. Random changes take
+Images are uint8 arrays (height, width, channels), RGB where there are three channels; JPEG files are decoded when
+it is known which part is needed. Random changes take
 their numbers from a generator that belongs to (seed, epoch, sample), never from a global stream: the pixels
 do not depend on which worker reads a sample, or when.
 """
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Optional, Tuple
+from typing import Optional, Tuple, Union
 
 import cv2
 import numpy as np
 
+from mxtrain.data import jpeg
 from mxtrain.errors import BadSample
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -25,15 +27,42 @@ cv2.setLogLevel(0)
 
 _WORD = (1 << 64) - 1
 
+Picture = Union[np.ndarray, jpeg.Jpeg]
+"""What has a shape (h, w, c) and can be `cut`."""
 
-def load(path: str) -> np.ndarray:
-    """Read an image file -> (height, width, 3) uint8 RGB, upright; see decode. BadSample with the path."""
+
+def load(path: str) -> Picture:
+    """Read an image file -> RGB, upright, decoded now or when it is cut; see `picture`. BadSample with the path."""
+    name = f"image {os.fspath(path)}"
     try:
         with open(path, "rb") as file:
             encoded = file.read()
     except OSError as error:
-        raise BadSample(f"image {os.fspath(path)}: {error.strerror}") from error
-    return decode(encoded, f"image {os.fspath(path)}")
+        raise BadSample(f"{name}: {error.strerror}") from error
+    return picture(encoded, name)
+
+
+def picture(encoded: bytes, name: str) -> Picture:
+    """An encoded image, RGB, upright. The usual JPEG files are decoded later, by `cut`, and only what it needs.
+
+    name: for messages. BadSample for what is truncated or no image; of a JPEG this may also come from `cut`.
+    """
+    return jpeg.opened(encoded, name) or decode(encoded, name)
+
+
+def cut(image: Picture, box: jpeg.Box, at_least: Tuple[int, int]) -> np.ndarray:
+    """The pixels of a box (top, left, height, width) -> (h, w, c) uint8: as they are, or scaled down by 2, 4 or 8 as
+    long as they are `at_least` (height, width), which a JPEG's decoder does in less time than it takes to decode them."""
+    if isinstance(image, jpeg.Jpeg):
+        return image.cut(box, at_least)
+    top, left, height, width = box
+    return image[top : top + height, left : left + width]
+
+
+def pixels(image: Picture) -> np.ndarray:
+    """All pixels: (h, w, c) uint8."""
+    height, width, _ = image.shape
+    return cut(image, (0, 0, height, width), (height, width))
 
 
 def decode(encoded: bytes, name: str) -> np.ndarray:
@@ -52,15 +81,16 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
 
 
 def scale(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize (h, w, c) -> (height, width, c): averages over areas when shrinking, bilinear when enlarging."""
+    """Resize (h, w, c) -> (height, width, c): bilinear; averages over areas where a side shrinks to a half or less,
+    of which bilinear interpolation would leave out pixels."""
     if image.shape[:2] == (height, width):
         return image
-    shrinks = height * width < image.shape[0] * image.shape[1]
-    scaled = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    halves = image.shape[0] >= 2 * height or image.shape[1] >= 2 * width
+    scaled = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if halves else cv2.INTER_LINEAR)
     return scaled.reshape(height, width, -1)  # cv2 drops the axis of a single channel
 
 
-def eval_transform(image: np.ndarray, resize: int, size: int) -> np.ndarray:
+def eval_transform(image: Picture, resize: int, size: int) -> np.ndarray:
     """Scale the shorter side to `resize` and cut out the central square: (h, w, c) -> (size, size, c).
 
     The square is cut out before the scaling, which is the same up to rounding to whole source pixels and
@@ -69,7 +99,7 @@ def eval_transform(image: np.ndarray, resize: int, size: int) -> np.ndarray:
     height, width = image.shape[:2]
     side = max(1, round(min(height, width) * size / resize))
     top, left = (height - side) // 2, (width - side) // 2
-    return scale(image[top : top + side, left : left + side], size, size)
+    return scale(cut(image, (top, left, side, side), (size, size)), size, size)
 
 
 def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -83,7 +113,8 @@ def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
 
 def flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Mirror left to right, half of the time: (h, w, c) -> (h, w, c)."""
-    return image[:, ::-1] if rng.random() < 0.5 else image
+    # Not image[:, ::-1], whose copying takes longer than all the rest.
+    return cv2.flip(image, 1).reshape(image.shape) if rng.random() < 0.5 else image
 
 
 def shift(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -98,18 +129,18 @@ def shift(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return padded[top : top + height, left : left + width]
 
 
-def random_resized_crop(image: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+def random_resized_crop(image: Picture, size: int, rng: np.random.Generator) -> np.ndarray:
     """Cut out 8% to 100% of the area, of ratio 3/4 to 4/3, and scale it: (h, w, c) -> (size, size, c).
 
     Szegedy et al., "Going deeper with convolutions", 2015. After ten draws that do not fit, the largest
     central cut with an allowed ratio is taken.
     """
-    top, left, height, width = _random_box(image.shape[0], image.shape[1], rng)
-    return scale(image[top : top + height, left : left + width], size, size)
+    box = _random_box(image.shape[0], image.shape[1], rng)
+    return scale(cut(image, box, (size, size)), size, size)
 
 
 def train_transform(
-    image: np.ndarray,
+    image: Picture,
     size: Optional[int],
     rng: np.random.Generator,
     augment: str = "crop",

@@ -53,8 +53,8 @@ def source(path: str, config: DataConfig) -> Source:
         val = read(os.path.expanduser(config.val), config, train.names)
         val_part = val.part
         notes += val.notes
-        trained = {os.path.realpath(image.path) for images in train.part.images.values() for image in images}
-        both = sum(os.path.realpath(image.path) in trained for images in val_part.images.values() for image in images)
+        trained = {os.path.abspath(image.path) for images in train.part.images.values() for image in images}
+        both = sum(os.path.abspath(image.path) in trained for images in val_part.images.values() for image in images)
         if both:
             notes.append(f"{config.val}: {both} of its images are training images too")
     return source_of_files("list", train.part, val_part, config, notes, key=lambda _, image: image.name)

@@ -8,6 +8,7 @@ own names when all is complete; the same command goes on with what a killed one 
 from __future__ import annotations
 
 import collections
+import errno
 import fcntl
 import hashlib
 import io
@@ -19,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Literal, NamedTuple, Optional, Sequence, Tuple, get_args
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Literal, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import get_args
 
 import numpy as np
 from tqdm import tqdm
@@ -30,6 +32,10 @@ from mxtrain.data.settings import DataConfig
 from mxtrain.errors import BadSample, TrainingError, UserError
 
 _log = logging.getLogger("mxtrain")
+
+# What the user can only mend by another --out; everything else is the machine's failure.
+_NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR,
+             errno.ENAMETOOLONG}
 
 Encoding = Literal["as-is", "jpeg", "raw"]
 
@@ -217,7 +223,8 @@ def _append(file, digest, heads: List[Head], job: _Job, settings: RecordsConfig)
     numbers, starts = [head.number for head in heads], [head.start for head in heads]
     size = heads[-1].end if heads else 0
     first = numbers[-1] + 1 if numbers else 0
-    with tqdm(total=len(job.items), initial=first, unit="img", disable=None, desc=os.path.basename(job.paths.rec)) as bar:
+    name = os.path.basename(job.paths.rec)
+    with tqdm(total=len(job.items), initial=first, unit="img", disable=None, desc=name) as bar:
         work = _in_order(lambda number: _record(job, number, settings), range(first, len(job.items)), settings.workers)
         for number, record in zip(range(first, len(job.items)), work):
             bar.update()
@@ -237,7 +244,7 @@ def _append(file, digest, heads: List[Head], job: _Job, settings: RecordsConfig)
     return numbers, starts, size
 
 
-def _record(job: _Job, number: int, settings: RecordsConfig):
+def _record(job: _Job, number: int, settings: RecordsConfig) -> Union[bytes, BadSample]:
     """The record of an image as it stands in the file, or the BadSample that says why there is none."""
     item = job.items[number]
     try:
@@ -257,7 +264,7 @@ def encode(path: str, settings: RecordsConfig) -> bytes:
             content = file.read()
     except OSError as error:
         raise BadSample(f"image {path}: {error.strerror}") from error
-    image = images.decode(content, f"image {path}")
+    image = images.pixels(images.picture(content, f"image {path}"))  # as in training; also to see that it can be read
     if settings.encoding == "as-is":
         return content
     height, width = image.shape[:2]
@@ -336,18 +343,21 @@ def _finish(job: _Job, settings: RecordsConfig, numbers: Sequence[int], starts: 
         _replace(paths.classes, "".join(f"{name}\n" for name in job.classes))
     elif os.path.exists(paths.classes):  # of a file that is overwritten
         os.unlink(paths.classes)
-    about = {"format": FORMAT, "records": len(numbers), "bytes": size, "sha256": sha256, "idx_sha256": checksum(paths.idx),
-             "lst_sha256": checksum(paths.lst), "encoding": settings.encoding, "resize": settings.resize,
+    about = {"format": FORMAT, "records": len(numbers), "bytes": size, "sha256": sha256,
+             "idx_sha256": checksum(paths.idx), "lst_sha256": checksum(paths.lst),
+             "encoding": settings.encoding, "resize": settings.resize,
              "quality": settings.quality if settings.encoding == "jpeg" else None}
     _replace(paths.json, json.dumps(about, indent=1) + "\n")
 
 
 @contextmanager
 def _writing(path: str):
-    """Turns failures of the disk into one line."""
+    """Turns failures of the disk, and places where nobody can write, into one line."""
     try:
         yield
     except OSError as error:
+        if error.errno in _NO_PLACE:
+            raise UserError(f"--out: {error.filename or path}: cannot be written: {error.strerror}") from error
         raise TrainingError(f"{error.filename or path}: cannot be written: {error.strerror or error}; the same command "
                             "goes on with what is there") from error
 

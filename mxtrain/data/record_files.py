@@ -242,8 +242,8 @@ def read_classes(path: str) -> Optional[List[str]]:
     if not os.path.isfile(path):
         return None
     try:
-        with open(path, encoding="utf-8") as file:
-            names = [line.strip() for line in file.read().rstrip("\n").split("\n")]
+        with open(path, encoding="utf-8-sig") as file:
+            names = file.read().rstrip("\n").split("\n")
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8") from None
     seen = set()

@@ -17,6 +17,7 @@ from mxtrain.data.record_files import (
     Head,
     Paths,
     RecordFile,
+    checksum,
     paths_of,
     read_about,
     read_classes,
@@ -57,7 +58,7 @@ class Part(NamedTuple):
 
 
 class RecordDataset(gluon.data.Dataset):
-    """Images in records, (h, w, 3) uint8 of any size. The epoch of a key plays no part.
+    """Images in records (mxtrain.data.images.Picture). The epoch of a key plays no part.
 
     part: the file and all its records. rows: (n,) which of them belong to the dataset. y: (n,) int32.
     Any number of threads may read it at once.
@@ -80,7 +81,7 @@ class RecordDataset(gluon.data.Dataset):
         if head.label != self._labels[index]:
             raise UserError(f"{self.describe(index)}: has the label {head.label:g} and not {self._labels[index]}: "
                             "the file was changed, or does not belong to what lies beside it")
-        return _pixels(content, self.describe(index)), self.y[index]
+        return _picture(content, self.describe(index)), self.y[index]
 
     def describe(self, index: int) -> str:
         """The sample's place, for messages."""
@@ -126,7 +127,7 @@ def source(found: Found, config: DataConfig) -> parts.Source:
     classes = [_name(part, number, part.classes) for number in used]
     y = np.searchsorted(used, part.labels).astype(np.int32)
     notes += part.notes + class_notes(classes) if part.classes else part.notes
-    unused = [name for number, name in enumerate(part.classes or []) if number not in set(used.tolist())]
+    unused = [(part.classes or [])[number] for number in np.setdiff1d(np.arange(len(part.classes or [])), used)]
     if unused:
         notes.append(f"{part.file.path}: no images of class {parts.listed(unused)}, which is left out")
     if val_path is None:
@@ -178,6 +179,14 @@ def open_part(path: str) -> Part:
     return part._replace(notes=([fault] if fault else []) + part.notes, classes=read_classes(paths.classes))
 
 
+def verify(path: str) -> None:
+    """Reads a record file that make_records.py wrote to its end. UserError when its checksum is another now."""
+    paths = paths_of(path)
+    about, _ = read_about(paths, os.path.getsize(paths.rec))
+    if about and checksum(paths.rec) != about["sha256"]:
+        raise UserError(f"{paths.rec}: is damaged: its checksum is not that in {paths.json}")
+
+
 def _own_part(paths: Paths, file: RecordFile, about: dict) -> Part:
     numbers, starts = read_index(paths.idx)
     with open(paths.lst, encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
@@ -205,7 +214,8 @@ def _any_part(paths: Paths, file: RecordFile) -> Part:
             raise UserError(f"{paths.rec}, record {number}: has {head.labels} labels; one label for each image is read "
                             "here")
         if not (0 <= head.label < 2**31 and head.label == int(head.label)):
-            raise UserError(f"{paths.rec}, record {number}: label {head.label:g}; labels must be whole numbers from 0 on")
+            raise UserError(f"{paths.rec}, record {number}: label {head.label:g}; labels must be whole numbers from 0 "
+                            "on")
     ends = np.array([head.end for head in heads], np.int64)
     labels = np.array([head.label for head in heads], np.int64)
     return Part(file, starts, ends, numbers, labels, None, None, None, notes)
@@ -218,11 +228,11 @@ def _indexed(paths: Paths, starts: np.ndarray, size: int) -> np.ndarray:
     if strange.size:
         first = strange[0]
         if places[first] >= size:
-            raise UserError(f"{paths.rec}: is cut short, or {paths.idx} is another file's: record {numbers[first]} should "
-                            f"begin at byte {places[first]}, and the file has {size}")
-        raise UserError(f"{paths.idx}: record {numbers[first]} at byte {places[first]}: no record of {paths.rec} begins "
-                        "there; the index is of another file or another version (without it, the records are found by "
-                        "reading through the file)")
+            raise UserError(f"{paths.rec}: is cut short, or {paths.idx} is another file's: record {numbers[first]} "
+                            f"should begin at byte {places[first]}, and the file has {size}")
+        raise UserError(f"{paths.idx}: record {numbers[first]} at byte {places[first]}: no record of {paths.rec} "
+                        "begins there; the index is of another file or another version (without it, the records are "
+                        "found by reading through the file)")
     if len(places) != len(starts) or len(np.unique(places)) != len(starts):
         raise UserError(f"{paths.idx}: names {len(np.unique(places))} records in {len(places)} lines, but {paths.rec} "
                         f"holds {len(starts)}; the index is of another version (without it, the records are found by "
@@ -259,10 +269,10 @@ def _fingerprint_lines(part: Part, rows: np.ndarray) -> List:
     return [(part.ends - part.starts)[rows].astype("<i8"), part.labels[rows].astype("<i8")]
 
 
-def _pixels(content: bytes, name: str) -> np.ndarray:
-    """The image in a record, encoded or as an array -> (h, w, 3) uint8."""
+def _picture(content: bytes, name: str) -> images.Picture:
+    """The image in a record, encoded or as an array; three channels."""
     if not content.startswith(_NUMPY):
-        return images.decode(content, name)
+        return images.picture(content, name)
     try:
         image = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -270,7 +280,8 @@ def _pixels(content: bytes, name: str) -> np.ndarray:
     if image.ndim == 2:
         image = image[..., np.newaxis]
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (1, 3) or not image.size:
-        raise BadSample(f"{name}: an array of type {image.dtype} and shape {image.shape}; must be uint8 (height, width, 3)")
+        raise BadSample(f"{name}: an array of type {image.dtype} and shape {image.shape}; must be uint8 (height, "
+                        "width, 3)")
     return image if image.shape[2] == 3 else np.repeat(image, 3, axis=2)
 
 

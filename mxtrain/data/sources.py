@@ -134,6 +134,8 @@ def _find(flag: str, data: str) -> _Found:
     if flag == "--data" and synthetic.names_synthetic(data):
         return _Found("synthetic", lambda _, config: synthetic.source(config), None)
     path = os.path.expanduser(data)
+    if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
+        raise UserError(f"{flag} {path}: cannot be listed: Permission denied")
     for kind, find, source in (
         ("records", records.find, records.source),
         ("list", listing.find, listing.source),

@@ -66,21 +66,25 @@ def read_table(path: str, delimiter: Optional[str] = None, encoding: str = "utf-
         columns = [name.strip() for name in header]
         while columns and not columns[-1]:
             columns.pop()
-        rows, lines = _without_blank(rows, lines)
+        rows, lines, blank = _without_blank(rows, lines, len(header))
         _check_lengths(rows, lines, len(columns), len(header), delimiter)
     except _Broken as error:
         raise UserError(f"{path}, {error}") from None
     if not rows:
         raise UserError(f"{path}: no rows below its first line, which names the columns ({_quoted(columns)})")
     beyond = [line for row, line in zip(rows, lines) if any(field.strip() for field in row[len(columns):])]
-    notes = [f"{path}: {len(beyond)} rows have text in columns without a name, which is not used; the first is line "
-             f"{beyond[0]}"] if beyond else []
+    notes = []
+    if beyond:
+        notes.append(f"{path}: {len(beyond)} rows have text in columns without a name, which is not used; the first is "
+                     f"line {beyond[0]}")
+    if blank:
+        notes.append(f"{path}: {blank} rows without any text are left out")
     return Table(os.fspath(path), columns, [row[:len(columns)] for row in rows], lines, notes)
 
 
-def read_columns(path: str) -> List[str]:
+def read_columns(path: str, encoding: str = "utf-8") -> List[str]:
     """The names in the first line of a table, at no more than the cost of a line. UserError as for read_table."""
-    text = _decode(path, "utf-8", first=_HEADER_BYTES)
+    text = _decode(path, encoding, first=_HEADER_BYTES)
     line = next(line for line in text.split("\n") if line.strip())
     return [name.strip() for name in next(csv.reader([line], delimiter=_delimiter(line)))]
 
@@ -131,8 +135,8 @@ def _decode(path: str, encoding: str, first: int = -1) -> str:
         text = data.decode(encoding, "strict" if first < 0 else "ignore")  # the last letter may be half
     except UnicodeDecodeError as error:
         line = _line_of(data[:error.start].decode(encoding, "replace"))
-        raise UserError(f"{path}, line {line}: byte 0x{data[error.start]:02x} is not {encoding.upper()}; convert the "
-                        "file, for instance with iconv -f cp1252 -t utf-8") from None
+        raise UserError(f"{path}, line {line}: byte 0x{data[error.start]:02x} is not {encoding.upper()}: convert the "
+                        "file (iconv -f cp1252 -t utf-8) or, for texts, name its --encoding") from None
     if "\0" in text:
         raise UserError(f"{path}, line {_line_of(text[:text.index(chr(0))])}: holds a NUL character: it is no text "
                         "file, or damaged, or UTF-16 without a byte order mark")
@@ -182,7 +186,7 @@ def _records(text: str, delimiter: str, quoting: bool) -> Tuple[List[List[str]],
     limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a mail may be longer than csv's 131,072 characters
     try:
         for record in reader:
-            if record and (len(record) > 1 or record[0].strip()):
+            if record and not "".join(record).isspace():  # what is left of a blank line; "" in quotes is a field
                 records.append(record)
                 lines.append(start)
             start = reader.line_num + 1
@@ -201,10 +205,12 @@ def _closed(field: str) -> bool:
     return len(field) > 1 and field.endswith('"') and '"' not in field[1:-1].replace('""', "")
 
 
-def _without_blank(rows: List[List[str]], lines: List[int]) -> Tuple[List[List[str]], List[int]]:
-    """Without rows such as `,,,`, which spreadsheets write below the last one."""
+def _without_blank(rows: List[List[str]], lines: List[int], width: int) -> Tuple[List[List[str]], List[int], int]:
+    """Without rows such as `,,,`, which spreadsheets write below the last one; and how many there were."""
+    if width == 1:
+        return rows, lines, 0
     kept = [(row, line) for row, line in zip(rows, lines) if any(field.strip() for field in row)]
-    return [row for row, _ in kept], [line for _, line in kept]
+    return [row for row, _ in kept], [line for _, line in kept], len(rows) - len(kept)
 
 
 def _check_lengths(rows, lines, least: int, most: int, delimiter: str) -> None:

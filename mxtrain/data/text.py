@@ -11,6 +11,7 @@ import os
 import re
 import unicodedata
 import zlib
+from array import array
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
@@ -66,17 +67,31 @@ class TextData:
     notes: List[str]
 
 
-class TextDataset(gluon.data.Dataset):
-    """Bags of words in memory: the ids of all texts in one array, and where each text begins in it.
+class Bags(NamedTuple):
+    """The ids of some texts, one after the other, and where each text begins and the last ends."""
 
-    ids: lists of at most `width` numbers from 1 on. y: (n,) int32. An item has its ids first and 0 in the rest. The
-    epoch of a key plays no part.
+    ids: np.ndarray
+    """int32, from 1 on."""
+    starts: np.ndarray
+    """int64, one more than there are texts."""
+    cut: int
+    """Number of texts of which only the first features were taken."""
+
+    @property
+    def empty(self) -> int:
+        """Number of texts without any words."""
+        return int((np.diff(self.starts) == 0).sum())
+
+
+class TextDataset(gluon.data.Dataset):
+    """Bags of words in memory. y: (n,) integers, the labels.
+
+    An item has its ids first, and 0 in the rest of `width`, which no text is longer than. The epoch of a key plays no
+    part.
     """
 
-    def __init__(self, ids: Sequence[Sequence[int]], y: np.ndarray, width: int):
-        self.y, self._width = y, width
-        self._starts = np.concatenate([[0], np.cumsum([len(one) for one in ids], dtype=np.int64)]).astype(np.int64)
-        self._ids = np.fromiter((i for one in ids for i in one), np.int32, count=self._starts[-1])
+    def __init__(self, bags: Bags, y: np.ndarray, width: int):
+        self.y, self._width, self._ids, self._starts = y, width, bags.ids, bags.starts
 
     def __len__(self) -> int:
         return len(self.y)
@@ -109,11 +124,15 @@ def features(text: str, how: Features) -> List[int]:
     return [1 + zlib.crc32(run.encode("utf-8", "surrogatepass")) % how.buckets for run in runs]
 
 
-def encode(texts: Iterable[str], how: Features) -> Tuple[List[List[int]], int, int]:
-    """-> the ids of each text, at most how.max_tokens; how many were cut; how many have no words at all."""
-    whole = [features(text, how) for text in texts]
-    cut = sum(len(ids) > how.max_tokens for ids in whole)
-    return [ids[:how.max_tokens] for ids in whole], cut, sum(not ids for ids in whole)
+def encode(texts: Iterable[str], how: Features) -> Bags:
+    """The ids of texts, at most how.max_tokens of each."""
+    ids, ends, cut = array("i"), [0], 0  # and not a list: Python's numbers take ten times the memory
+    for text in texts:
+        own = features(text, how)
+        cut += len(own) > how.max_tokens
+        ids.extend(own[:how.max_tokens])
+        ends.append(len(ids))
+    return Bags(np.array(ids, np.int32), np.array(ends, np.int64), cut)
 
 
 def open_texts(data: DataConfig, text: TextConfig) -> TextData:
@@ -122,7 +141,7 @@ def open_texts(data: DataConfig, text: TextConfig) -> TextData:
     UserError, naming the flag, the file or the line, for what cannot be read, rows without a label, classes that only
     validation has, and a part that would be empty.
     """
-    table = open_table(data.data)
+    table = open_table(data.data, text.encoding)
     train, notes = labelled(table, text.text_column, data.label_column), list(table.notes)
     classes = sorted(set(train.labels))
     _check_classes(train, classes)
@@ -130,7 +149,7 @@ def open_texts(data: DataConfig, text: TextConfig) -> TextData:
     if data.val is None:
         train, val, more = _hold_out(train, classes, _VAL_SPLIT if data.val_split is None else data.val_split)
     else:
-        table = open_table(data.val, "--val")
+        table = open_table(data.val, text.encoding, "--val")
         val = labelled(table, text.text_column, data.label_column)
         check_known(val, classes)
         more = [*table.notes, *_overlap(train, val)]
@@ -166,26 +185,26 @@ def labelled(table: Table, text_column: Optional[str], label_column: Optional[st
                     table.lines)
 
 
-def open_table(path: str, flag: str = "--data") -> Table:
+def open_table(path: str, encoding: str, flag: str = "--data") -> Table:
     """Reads a table. UserError that names the flag when there is no such file."""
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
         fault = "is no file" if os.path.exists(path) else "does not exist"
         raise UserError(f"{flag} {path}: {fault}; texts are read from a table ({', '.join(EXTENSIONS)})")
-    return read_table(path)
+    return read_table(path, encoding=encoding)
 
 
 def dataset(part: Labelled, classes: List[str], how: Features, name: str) -> Tuple[TextDataset, List[str]]:
     """The texts as ids and the labels as their places in `classes`; notes on what was cut or is empty."""
-    ids, cut, empty = encode(part.texts, how)
+    bags, count = encode(part.texts, how), len(part.texts)
     place = {label: number for number, label in enumerate(classes)}
     notes = []
-    if cut:
-        notes.append(f"{cut} of {len(ids)} {name} texts have more than --max-tokens {how.max_tokens} features and are "
+    if bags.cut:
+        notes.append(f"{bags.cut} of {count} {name} texts have more than --max-tokens {how.max_tokens} features and are "
                      "cut")
-    if empty:
-        notes.append(f"{empty} of {len(ids)} {name} texts have no words")
-    return TextDataset(ids, np.array([place[label] for label in part.labels], np.int32), how.max_tokens), notes
+    if bags.empty:
+        notes.append(f"{bags.empty} of {count} {name} texts have no words")
+    return TextDataset(bags, np.array([place[label] for label in part.labels], np.int32), how.max_tokens), notes
 
 
 def check_known(part: Labelled, classes: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """The settings of texts; importable without mxnet."""
 
+import codecs
 from dataclasses import dataclass
 from typing import Optional
 
@@ -14,6 +15,9 @@ class TextConfig:
 
     text_column: Optional[str] = None
     """Column of a table that holds the texts (default: the one called text, message, body, mail or the like)."""
+
+    encoding: str = "utf-8"
+    """Encoding of a table without a byte order mark, such as cp1252 of Windows; one with a mark is UTF-8 or UTF-16."""
 
     ngrams: int = 2
     """Neighbouring words that count as one feature, up to so many: 1 for single words, 2 for pairs as well."""
@@ -38,3 +42,13 @@ class TextConfig:
         for flag, name in (("--text-column", self.text_column), ("--positive", self.positive)):
             if name is not None and not name.strip():
                 raise UserError(f"{flag} is empty: give a name, or leave it out")
+        check_encoding(self.encoding)
+
+
+def check_encoding(name: str) -> None:
+    """Raises UserError for a name that is not one of Python's text encodings."""
+    try:
+        codecs.lookup(name)
+        b"a".decode(name, "ignore")  # refuses codecs that are not of text
+    except (LookupError, ValueError):
+        raise UserError(f"--encoding {name}: no such encoding; usual are utf-8, cp1252, latin-1, utf-16") from None

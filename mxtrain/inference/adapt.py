@@ -6,25 +6,25 @@ import cv2
 import numpy as np
 
 from mxtrain.data import images
-from mxtrain.tasks.image import Pixels
+from mxtrain.tasks.pixels import Pixels
 
 
-def adapt(image: np.ndarray, pixels: Pixels, peak: int = 255) -> np.ndarray:
+def adapt(image: images.Picture, pixels: Pixels, peak: int = 255) -> np.ndarray:
     """The same as in the evaluation of the run, for any image: (h, w, 1 or 3) uint8 -> pixels.shape, uint8.
 
-    peak: the image's value of full intensity. Color becomes grey, and grey is repeated, where the run's images
-    are so. The shorter side is scaled and the center cut out; where the run's images are no squares, all is
-    scaled to their shape.
+    peak: the image's value of full intensity. The shorter side is scaled and the center cut out; where the run's
+    images are no squares, all is scaled to their shape. Color becomes grey, and grey is repeated, where the run's
+    images are so.
     """
     height, width, channels = pixels.shape
+    if height == width:
+        image = images.eval_transform(image, pixels.resize or height, height)
+    else:
+        image = images.scale(images.pixels(image), height, width)
     if image.shape[2] == 3 and channels == 1:
         image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., np.newaxis]
     elif image.shape[2] == 1 and channels == 3:
         image = np.repeat(image, 3, axis=2)
-    if height == width:
-        image = images.eval_transform(image, pixels.resize or height, height)
-    else:
-        image = images.scale(image, height, width)
     if peak != pixels.peak:
         image = np.rint(image * (pixels.peak / peak)).astype(np.uint8)
     return image

@@ -67,7 +67,7 @@ def evaluate(run: Trained, samples: Samples, contexts: Sequence, batches: BatchC
     from mxtrain.train.evaluate import evaluate as over
 
     head = ClassEvaluation(SoftmaxCrossEntropyLoss(), len(run.classes))
-    inference = Inference(compile_chain(run.blocks(), head), contexts)
+    inference = Inference(compile_chain([run.net], head), contexts, True, run.preprocess())
     positive = run.input.positive if run.kind == "text" else None
     scores = F1(len(run.classes), None if positive is None else run.classes.index(positive))
     loader = Loader(samples.dataset, batches.batch_size, shuffle="none", workers=batches.workers)
@@ -88,11 +88,12 @@ def _samples(settings: EvaluateConfig, run: Trained) -> Samples:
         for flag, name in (("--data-root", settings.data_root), ("--image-column", settings.image_column)):
             if name is not None:
                 raise UserError(f"{flag} {name}: the run was trained on texts")
-        return open_text_samples(settings.data, settings.text_column, settings.label_column, run)
+        return open_text_samples(settings, run)
     from mxtrain.inference.samples import open_samples
 
-    if settings.text_column is not None:
-        raise UserError(f"--text-column {settings.text_column}: the run was trained on images")
+    for flag, name in (("--text-column", settings.text_column), ("--encoding", settings.encoding)):
+        if name is not None:
+            raise UserError(f"{flag} {name}: the run was trained on images")
     return open_samples(settings.data, run, data_root=settings.data_root, image_column=settings.image_column,
                         label_column=settings.label_column)
 

@@ -10,7 +10,7 @@ from mxnet import gluon
 from mxtrain.data import images
 from mxtrain.errors import UserError
 from mxtrain.inference.adapt import adapt
-from mxtrain.tasks.image import Pixels
+from mxtrain.tasks.pixels import Pixels
 
 
 class Files(gluon.data.Dataset):

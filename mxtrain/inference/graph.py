@@ -14,7 +14,7 @@ from mxnet.gluon import HybridBlock
 from mxtrain.errors import UserError
 from mxtrain.inference.load import Trained
 from mxtrain.tasks.heads import first
-from mxtrain.tasks.image import preprocess
+from mxtrain.tasks.pixels import preprocess
 
 _OPSET = 13
 """The newest version of ONNX's operators that MXNet 1.9.1's converters know."""

@@ -15,7 +15,7 @@ from mxtrain.errors import UserError
 from mxtrain.inference import description
 from mxtrain.inference.settings import RunConfig
 from mxtrain.models import weights, zoo
-from mxtrain.tasks.image import Pixels, preprocess
+from mxtrain.tasks.pixels import Pixels, preprocess
 from mxtrain.tasks.text import Words
 from mxtrain.train import checkpoint
 from mxtrain.train.setup import initialize
@@ -44,9 +44,9 @@ class Trained(NamedTuple):
         """text or image."""
         return "text" if isinstance(self.input, Words) else "image"
 
-    def blocks(self) -> List[Block]:
-        """What turns a batch of the data into scores, one after the other."""
-        return [self.net] if self.kind == "text" else [preprocess(self.input), self.net]
+    def preprocess(self) -> Optional[Block]:
+        """What makes the network's input of a batch of the data, on the device; None when nothing has to."""
+        return None if self.kind == "text" else preprocess(self.input)
 
     def origin(self) -> dict:
         """What --json tells about where the network comes from."""

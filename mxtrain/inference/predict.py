@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from mxtrain import cli, config
+from mxtrain.data.table import EXTENSIONS
 from mxtrain.devices import DeviceConfig
 from mxtrain.errors import TrainingError, UserError
 from mxtrain.inference import description, program
@@ -54,7 +55,7 @@ def main(argv: List[str]) -> int:
     if kind == "text":
         from mxtrain.inference.texts import find_texts
 
-        found = find_texts(given, settings.predict.text, settings.predict.text_column, run)
+        found = find_texts(given[0] if given else None, settings.predict, run)
     predictions = predict(run, found, contexts, settings.batches, settings.predict.top, failed)
     listed = _deliver(predictions, settings.predict.out, settings.json)
     if settings.json:
@@ -73,15 +74,19 @@ def _kind(run: RunConfig) -> str:
 def _check_given(given: Sequence[str], settings: PredictConfig, kind: str) -> None:
     """Raises UserError when nothing is given, too much, or what the run was not trained on."""
     if kind == "image":
-        for flag, value in (("--text", settings.text), ("--text-column", settings.text_column)):
+        for flag, value in (("--text", settings.text), ("--text-column", settings.text_column),
+                            ("--encoding", settings.encoding)):
             if value:
                 raise UserError(f"{flag}: the run was trained on images; name images, or folders that hold some")
         if not given:
             raise UserError("no file is given: name images, or folders that hold some")
-    elif settings.text and (given or settings.text_column):
-        raise UserError("--text: the texts are given, so that neither a table nor --text-column has an effect")
+    elif settings.text and (given or settings.text_column or settings.encoding):
+        raise UserError("--text: the texts are given, so that a table, --text-column and --encoding have no effect")
     elif not given and not settings.text:
         raise UserError("no text is given: give --text, or a table of texts")
+    elif given and (len(given) > 1 or not given[0].lower().endswith(EXTENSIONS)):
+        raise UserError(f"{', '.join(given[:3])}: the run was trained on texts; give one table ({', '.join(EXTENSIONS)}) "
+                        "or --text")
 
 
 def find_files(given: Sequence[str]) -> List[str]:
@@ -117,7 +122,7 @@ def predict(run: Trained, given: Sequence, contexts: Sequence, batches: BatchCon
     from mxtrain.parallel.program import compile_chain
     from mxtrain.tasks.heads import Probabilities
 
-    inference = Inference(compile_chain([*run.blocks(), Probabilities()]), contexts)
+    inference = Inference(compile_chain([run.net, Probabilities()]), contexts, False, run.preprocess())
     dataset = _dataset(given, run)
     loader = Loader(dataset, batches.batch_size, shuffle="none", workers=batches.workers)
     try:

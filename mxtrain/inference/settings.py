@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import List, Literal, Optional
 
+from mxtrain.data.text_settings import check_encoding
 from mxtrain.errors import UserError
 
 
@@ -48,6 +49,8 @@ class EvaluateConfig:
     """Column of --data with the texts (default: the one of the run's name, else one called text or the like)."""
     label_column: Optional[str] = None
     """Column of --data with the labels (default: likewise)."""
+    encoding: Optional[str] = None
+    """Encoding of --data, where it is a table of texts (default: that of the run)."""
     image_column: Optional[str] = None
     """Column of --data with the paths of images (default: the one called image, path, file or the like)."""
     data_root: Optional[str] = None
@@ -58,6 +61,8 @@ class EvaluateConfig:
     """CSV file to write: for each true class (rows) how often which class (columns) was predicted."""
 
     def __post_init__(self):
+        if self.encoding is not None:
+            check_encoding(self.encoding)
         if self.confusion is not None:
             check_writable("--confusion", self.confusion)
 
@@ -70,6 +75,8 @@ class PredictConfig:
     """Texts to classify, for a run that was trained on texts."""
     text_column: Optional[str] = None
     """Column of the table with the texts (default: the one of the run's name, else one called text or the like)."""
+    encoding: Optional[str] = None
+    """Encoding of the table of texts (default: that of the run)."""
     top: int = 1
     """Number of likeliest classes to list."""
     out: Optional[str] = None
@@ -78,6 +85,8 @@ class PredictConfig:
     def __post_init__(self):
         if self.top < 1:
             raise UserError(f"--top {self.top}: must be 1 or more")
+        if self.encoding is not None:
+            check_encoding(self.encoding)
         if self.out is not None:
             if Path(self.out).suffix.lower() not in (".csv", ".json"):
                 raise UserError(f"--out {self.out}: must end in .csv or .json")

@@ -7,11 +7,12 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from mxtrain.data.table import EXTENSIONS, TEXT_COLUMNS, Table, find_column, has_column
+from mxtrain.data.table import TEXT_COLUMNS, Table, find_column, has_column
 from mxtrain.data.text import Features, TextDataset, check_known, dataset, encode, labelled, open_table, open_texts
 from mxtrain.errors import UserError
 from mxtrain.inference.load import Trained
 from mxtrain.inference.samples import Samples, outputs, same_place
+from mxtrain.inference.settings import EvaluateConfig, PredictConfig
 
 _log = logging.getLogger("mxtrain")
 
@@ -27,11 +28,12 @@ class Texts(TextDataset):
     """Items are (ids, number of the text from 0)."""
 
     def __init__(self, texts: Sequence[Text], how: Features):
-        ids, cut, empty = encode((one.text for one in texts), how)
-        super().__init__(ids, np.arange(len(ids)), how.max_tokens)
-        for count, what in ((cut, f"have more than {how.max_tokens} features and are cut"), (empty, "have no words")):
+        bags = encode((one.text for one in texts), how)
+        super().__init__(bags, np.arange(len(texts)), how.max_tokens)
+        for count, what in ((bags.cut, f"have more than {how.max_tokens} features and are cut"),
+                            (bags.empty, "have no words")):
             if count:
-                _log.info("%d of %d texts %s", count, len(ids), what)
+                _log.info("%d of %d texts %s", count, len(texts), what)
         self._texts = texts
         self.failed: Dict[int, str] = {}
         """None: every text can be read."""
@@ -40,17 +42,14 @@ class Texts(TextDataset):
         return self._texts[number]._asdict()
 
 
-def find_texts(given: Sequence[str], texts: Sequence[str], text_column: Optional[str], run: Trained) -> List[Text]:
-    """What predict.py is to classify: the texts of the command line, or those of the one table that is given."""
-    if texts:
-        return [Text(row, text) for row, text in enumerate(texts, 1)]
-    if len(given) > 1 or not given[0].lower().endswith(EXTENSIONS):
-        raise UserError(f"{', '.join(given[:3])}: the run was trained on texts; give one table ({', '.join(EXTENSIONS)}) "
-                        "or --text")
-    table = open_table(given[0], "the table")
+def find_texts(path: Optional[str], settings: PredictConfig, run: Trained) -> List[Text]:
+    """What predict.py is to classify: the texts of the command line, or those of a table."""
+    if settings.text:
+        return [Text(row, text) for row, text in enumerate(settings.text, 1)]
+    table = open_table(path, settings.encoding or run.settings.text.encoding, "the table")
     for note in table.notes:
         _log.info("%s", note)
-    column = _column(table, text_column, run)
+    column = _column(table, settings.text_column, run)
     _log.info("%s: %d texts in column %r", table.path, len(table.rows), table.columns[column])
     return [Text(row, fields[column]) for row, fields in enumerate(table.rows, 1)]
 
@@ -63,28 +62,28 @@ def _column(table: Table, given: Optional[str], run: Trained) -> int:
     return find_column(table, given, TEXT_COLUMNS, "--text-column")
 
 
-def open_text_samples(path: Optional[str], text_column: Optional[str], label_column: Optional[str],
-                      run: Trained) -> Samples:
+def open_text_samples(settings: EvaluateConfig, run: Trained) -> Samples:
     """The run's own validation texts, or all texts of another table, whose labels are matched by name.
 
     Raises UserError for a table without the columns, and for a class that the network does not know.
     """
-    config = run.settings.data
-    if path is None or same_place(path, config.data):
-        if text_column or label_column:
-            raise UserError("--text-column and --label-column: the run's own data are read as it was trained on them")
+    if settings.data is None or same_place(settings.data, run.settings.data.data):
+        for flag in ("text_column", "label_column", "encoding"):
+            if getattr(settings, flag) is not None:
+                raise UserError(f"--{flag.replace('_', '-')} {getattr(settings, flag)}: has no effect; the run's own data "
+                                "are read as in its training")
         samples = _own(run)
     else:
-        samples = _others(path, text_column, label_column, run)
+        samples = _others(settings, run)
     positive = f"; F1 is that of class {run.input.positive!r}" if run.input.positive else "; F1 is the classes' mean"
     _log.info("evaluating on %d texts: %s%s", len(samples.dataset), samples.name, positive)
     return samples
 
 
-def _others(path: str, text_column: Optional[str], label_column: Optional[str], run: Trained) -> Samples:
-    table = open_table(path)
-    found = labelled(table, _known(table, text_column, run.input.text_column),
-                     _known(table, label_column, run.input.label_column))
+def _others(settings: EvaluateConfig, run: Trained) -> Samples:
+    table = open_table(settings.data, settings.encoding or run.settings.text.encoding)
+    found = labelled(table, _known(table, settings.text_column, run.input.text_column),
+                     _known(table, settings.label_column, run.input.label_column))
     check_known(found, run.classes)
     samples, more = dataset(found, run.classes, run.input.features, "of the")
     absent = [name for name in run.classes if name not in set(found.labels)]

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block
 
-from mxtrain.parallel.layout import rows_to, shard_bounds
+from mxtrain.parallel.layout import input_to, rows_to, shard_bounds
 
 
 class Inference:
     """Replicas of a block, one per context; offers what `train.evaluate` needs of a layout.
 
-    block: gives arrays whose first axis is the samples; initialized on all contexts.
+    block: gives arrays whose first axis is the samples; initialized on all contexts. head: whether it takes a label
+    after the inputs. preprocess: see Layout.
     """
 
-    def __init__(self, block: Block, contexts: Sequence[mx.Context]):
-        self._block, self._contexts = block, list(contexts)
+    def __init__(self, block: Block, contexts: Sequence[mx.Context], head: bool, preprocess: Optional[Block] = None):
+        self._block, self._contexts, self._head, self._preprocess = block, list(contexts), head, preprocess
 
     def evaluate(self, batch: Sequence) -> List[mx.nd.NDArray]:
         """The block's outputs for a batch, arrays on the host with the same number of rows: one output for each
@@ -28,5 +29,7 @@ class Inference:
         with autograd.pause(train_mode=False):
             for (start, stop), ctx in zip(bounds, self._contexts):
                 if start < stop:
-                    outputs.append(self._block(*(rows_to(array, start, stop, ctx) for array in batch)))
+                    inputs, label = (batch[:-1], batch[-1:]) if self._head else (batch, ())
+                    arrays = [input_to(x, start, stop, ctx, self._preprocess) for x in inputs]
+                    outputs.append(self._block(*arrays, *(rows_to(y, start, stop, ctx) for y in label)))
         return outputs

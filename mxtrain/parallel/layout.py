@@ -159,10 +159,8 @@ class Layout:
                     yield (replica, *queue[turn])
 
     def _load(self, batch, start, stop, ctx) -> Arrays:
-        arrays = [rows_to(array, start, stop, ctx) for array in batch]
-        if self._preprocess is not None:
-            arrays[:-1] = [self._preprocess(array) for array in arrays[:-1]]
-        return arrays
+        *inputs, label = batch
+        return [*(input_to(x, start, stop, ctx, self._preprocess) for x in inputs), rows_to(label, start, stop, ctx)]
 
     def _run_shard(self, replica: _Replica, arrays: Arrays, key: Tuple[int, ...]) -> mx.nd.NDArray:
         """One forward and backward pass, group by group from the last; returns the head's report."""
@@ -201,6 +199,15 @@ def _run(chunks, x, key, ctx, *label):
             mx.random.seed(mix(*key, chunk.segment), ctx=ctx)
         x = [chunk.block(*x, *(label if n == len(chunks) - 1 else ()))]
     return x[0]
+
+
+def input_to(array, start: int, stop: int, ctx: mx.Context, preprocess: Optional[Block]) -> mx.nd.NDArray:
+    """Rows start to stop of an input on a context, preprocessed there, or on the host where the block can do it."""
+    if preprocess is None:
+        return rows_to(array, start, stop, ctx)
+    if ctx.device_type == "cpu" and isinstance(array, np.ndarray) and hasattr(preprocess, "on_host"):
+        return preprocess.on_host(array[start:stop], ctx)
+    return preprocess(rows_to(array, start, stop, ctx))
 
 
 def rows_to(array, start: int, stop: int, ctx: mx.Context) -> mx.nd.NDArray:

@@ -50,7 +50,7 @@ def _of_table(settings: SimpleNamespace) -> str:
     if settings.data.image_column is not None:
         return "image"
     path = settings.data.data
-    columns = read_columns(os.path.expanduser(path))
+    columns = read_columns(os.path.expanduser(path), settings.text.encoding)
     text, image = has_column(columns, TEXT_COLUMNS), has_column(columns, IMAGE_COLUMNS)
     if text != image:
         return "text" if text else "image"

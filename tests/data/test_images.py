@@ -8,6 +8,11 @@ from mxtrain.data import images
 from mxtrain.errors import UserError
 
 
+def load(path):
+    """All pixels of a file."""
+    return images.pixels(images.load(path))
+
+
 def picture(height, width, seed=0):
     """A smooth picture (height, width, 3) uint8: JPEG changes it little."""
     noise = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
@@ -24,14 +29,14 @@ def test_lossless_files_are_read_exactly(tmp_path, name):
     pixels = picture(20, 30)
     encoded = cv2.imencode("." + name.rsplit(".")[-1], pixels[:, :, ::-1])[1]
     (tmp_path / name).write_bytes(encoded.tobytes())
-    loaded = images.load(str(tmp_path / name))
+    loaded = load(str(tmp_path / name))
     assert loaded.dtype == np.uint8 and np.array_equal(loaded, pixels)
 
 
 def test_jpeg_is_rgb(tmp_path):
     red = np.zeros((16, 16, 3), np.uint8)
     red[..., 0] = 255
-    loaded = images.load(write(tmp_path / "a.jpg", red))
+    loaded = load(write(tmp_path / "a.jpg", red))
     assert loaded[..., 0].min() > 240 and loaded[..., 1:].max() < 15  # JPEG's color conversion rounds
 
 
@@ -49,7 +54,7 @@ def test_every_mode_becomes_rgb(tmp_path):
     ):
         path = tmp_path / f"{mode}.{suffix}"
         source.convert(mode).save(path, quality=95)
-        loaded = images.load(str(path))
+        loaded = load(str(path))
         expected = np.asarray(image.open(path).convert("RGB")).astype(int)
         # CMYK: OpenCV and Pillow round the conversion of an ink differently, by one or two.
         assert loaded.shape == (20, 30, 3) and np.abs(loaded - expected).max() <= (
@@ -59,7 +64,7 @@ def test_every_mode_becomes_rgb(tmp_path):
 
 def test_sixteen_bits_are_scaled_to_eight(tmp_path):
     grey = np.arange(256, dtype=np.uint16).reshape(16, 16)
-    loaded = images.load(write(tmp_path / "a.png", grey * 257))
+    loaded = load(write(tmp_path / "a.png", grey * 257))
     assert np.array_equal(loaded, np.repeat(grey[..., np.newaxis], 3, axis=2))
 
 
@@ -72,12 +77,12 @@ def test_exif_orientation_is_applied(tmp_path, orientation, turn):
     image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
     image.fromarray(pixels).save(tmp_path / "a.jpg", exif=exif, quality=100, subsampling=0)
     upright = np.rot90(pixels, turn)
-    jpeg = images.load(str(tmp_path / "a.jpg"))
+    jpeg = load(str(tmp_path / "a.jpg"))
     assert jpeg.shape == upright.shape
     assert (
         np.abs(jpeg.astype(int) - upright).max() < 16
     )  # the loss of JPEG; a wrong turn is off by 100 and more
-    assert images.load(str(tmp_path / "a.png")).shape == upright.shape
+    assert load(str(tmp_path / "a.png")).shape == upright.shape
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "bmp", "tif", "webp", "ppm"])
@@ -87,26 +92,26 @@ def test_a_file_cut_short_is_named(tmp_path, suffix, kept):
     content = cv2.imencode("." + suffix, picture(120, 160))[1].tobytes()
     path.write_bytes(content[: int(len(content) * kept)])
     with pytest.raises(UserError, match=re.escape(str(path))):
-        images.load(str(path))
+        load(str(path))
 
 
 def test_a_progressive_jpeg_cut_short_is_named(tmp_path):
     content = cv2.imencode(".jpg", picture(120, 160), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
     (tmp_path / "a.jpg").write_bytes(content[:-100])
     with pytest.raises(UserError, match="a.jpg"):
-        images.load(str(tmp_path / "a.jpg"))
+        load(str(tmp_path / "a.jpg"))
 
 
 @pytest.mark.parametrize("content", [b"", b"not an image at all" * 9, bytes(range(256)) * 4])
 def test_what_is_no_image_is_named(tmp_path, content):
     (tmp_path / "a.jpg").write_bytes(content)
     with pytest.raises(UserError, match="a.jpg"):
-        images.load(str(tmp_path / "a.jpg"))
+        load(str(tmp_path / "a.jpg"))
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match="gone.jpg: No such file"):
-        images.load(str(tmp_path / "gone.jpg"))
+        load(str(tmp_path / "gone.jpg"))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 500), (2000, 1), (300, 400), (40, 50), (224, 224)])

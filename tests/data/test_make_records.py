@@ -1,5 +1,7 @@
 """make_records.py: what it writes, for whom it is readable, and what a killed run leaves."""
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -99,8 +101,10 @@ def test_resized_images_have_the_shorter_side_and_are_never_enlarged(tmp_path):
 
 def test_quality_is_that_of_the_jpeg(tmp_path):
     folder = make_folder(tmp_path / "f")
-    sizes = [make_records(RecordsConfig(data=folder, out=str(tmp_path / f"{q}"), encoding="jpeg", quality=q))[0]["bytes"]
-             for q in (20, 60, 95)]
+    sizes = []
+    for quality in (20, 60, 95):
+        settings = RecordsConfig(data=folder, out=str(tmp_path / f"{quality}"), encoding="jpeg", quality=quality)
+        sizes.append(make_records(settings)[0]["bytes"])
     assert sizes == sorted(sizes) and sizes[0] < sizes[2] / 2
 
 
@@ -182,6 +186,13 @@ def test_what_is_there_is_not_replaced(tmp_path):
     (tmp_path / "a.lst").write_text("0\t0\tf/ant/0.png\n1\t1\tf/bee/0.png\n")
     for overwrite in (False, True):
         refused("a.lst is the source", data=str(tmp_path / "a.lst"), out=str(tmp_path / "a"), overwrite=overwrite)
+
+
+def test_places_where_nothing_can_be_written(tmp_path):
+    folder = make_folder(tmp_path / "f")
+    (tmp_path / "file").write_text("")
+    refused("--out: .*file: cannot be written: File exists", data=folder, out=str(tmp_path / "file" / "r"))
+    refused("--out: .*cannot be written: File name too long", data=folder, out=str(tmp_path / ("r" * 300)))
 
 
 def test_settings_are_checked():
@@ -273,12 +284,46 @@ def test_another_command_does_not_go_on(tmp_path, monkeypatch, caplog):
     assert contents(tmp_path / "r") == contents(tmp_path / "once") and "goes on" not in caplog.text
 
 
+def test_a_run_that_ended_before_its_last_rename_goes_on(tmp_path, monkeypatch):
+    folder = make_folder(tmp_path / "f", count=20)
+    make_records(RecordsConfig(data=folder, out=str(tmp_path / "once")))
+    replace = os.replace
+
+    def ending(source, target):
+        if target.endswith(".rec"):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(program.os, "replace", ending)
+        with pytest.raises(KeyboardInterrupt):
+            make_records(RecordsConfig(data=folder, out=str(tmp_path / "r")))
+    assert (tmp_path / "r.json").exists() and not (tmp_path / "r.rec").exists()
+    make_records(RecordsConfig(data=folder, out=str(tmp_path / "r")))
+    assert contents(tmp_path / "r") == contents(tmp_path / "once") and not hidden(tmp_path)
+
+
+def test_what_was_skipped_is_not_skipped_for_one_who_wants_to_stop(tmp_path, monkeypatch):
+    folder = make_folder(tmp_path / "f", count=20)
+    (tmp_path / "f" / "ant" / "10.png").write_bytes(b"no image")  # the third of its class by name
+    with monkeypatch.context() as patch:
+        interrupt(patch, 30)
+        with pytest.raises(KeyboardInterrupt):
+            make_records(RecordsConfig(data=folder, out=str(tmp_path / "r"), workers=1, on_bad_sample="skip"))
+    assert (tmp_path / ".r.rec.part").stat().st_size
+    refused("ant/10.png .*broken", data=folder, out=str(tmp_path / "r"))
+
+
 def test_a_full_disk_is_one_line_and_can_be_gone_on_from(tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "f", count=20)
     make_records(RecordsConfig(data=folder, out=str(tmp_path / "once")))
     real = os.fsync
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     with monkeypatch.context() as patch:
-        patch.setattr(program.os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patch.setattr(program.os, "fsync", full)
         with pytest.raises(TrainingError, match="r.rec: cannot be written: No space left on device; the same command"):
             make_records(RecordsConfig(data=folder, out=str(tmp_path / "r")))
     assert os.fsync is real and not (tmp_path / "r.rec").exists()
@@ -288,8 +333,8 @@ def test_a_full_disk_is_one_line_and_can_be_gone_on_from(tmp_path, monkeypatch):
 
 def start(*arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, str(ROOT / "scripts" / "make_records.py"), *map(str, arguments)], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    command = [sys.executable, str(ROOT / "scripts" / "make_records.py"), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def test_a_killed_process_and_the_next(tmp_path):
@@ -328,8 +373,6 @@ def test_the_program_in_process(tmp_path, capsys):
 
 def test_two_at_once_are_refused(tmp_path):
     folder = make_folder(tmp_path / "f")
-    import fcntl
-
     with open(tmp_path / ".r.rec.part", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         refused("another make_records.py is writing it", data=folder, out=str(tmp_path / "r"))

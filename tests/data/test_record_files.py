@@ -66,8 +66,9 @@ def test_unframe_is_the_opposite(record):
 def test_random_records_of_magic_and_other_words():
     rng = np.random.RandomState(0)
     for _ in range(300):
-        words = [MAGIC if rng.rand() < 0.4 else bytes(rng.randint(0, 256, rng.randint(1, 6)).tolist()) for _ in range(6)]
-        assert unframe(frame(b"".join(words))) == b"".join(words)
+        others = [bytes(rng.randint(0, 256, rng.randint(1, 6)).tolist()) for _ in range(6)]
+        record = b"".join(MAGIC if rng.rand() < 0.4 else other for other in others)
+        assert unframe(frame(record)) == record
 
 
 def test_the_image_header_is_that_of_mxnet():
@@ -140,8 +141,11 @@ def test_class_names_are_one_a_line(tmp_path):
     assert read_classes(str(path)) is None
     path.write_text("ant\nbée bee\n", encoding="utf-8")
     assert read_classes(str(path)) == ["ant", "bée bee"]
-    for content, text in ((b"ant\nant\n", "line 2: class 'ant' is there twice"), (b"ant\n\nbee\n", "line 2: no class name"),
-                          (b"\xff", "is not UTF-8")):
+    for content, text in (
+        (b"ant\nant\n", "line 2: class 'ant' is there twice"),
+        (b"ant\n\nbee\n", "line 2: no class name"),
+        (b"\xff", "is not UTF-8"),
+    ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=text):
             read_classes(str(path))
@@ -150,7 +154,8 @@ def test_class_names_are_one_a_line(tmp_path):
 def test_a_sidecar_that_cannot_be_read_is_not_used(tmp_path):
     paths = paths_of(str(tmp_path / "a"))
     assert read_about(paths, 10) == (None, None)
-    for content, text in (("{", "cannot be read"), ("[]", "cannot be read"), ('{"format": 9}', "format 9 is not known")):
+    unknown = ('{"format": 9}', "format 9 is not known")
+    for content, text in (("{", "cannot be read"), ("[]", "cannot be read"), unknown):
         (tmp_path / "a.json").write_text(content)
         about, fault = read_about(paths, 10)
         assert about is None and text in fault

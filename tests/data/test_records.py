@@ -11,10 +11,11 @@ import pytest
 from mxnet import recordio
 from mxtrain.data.loader import Loader
 from mxtrain.data.make_records import RecordsConfig, make_records
-from mxtrain.data.records import RecordDataset, open_part
+from mxtrain.data.records import RecordDataset, open_part, verify
 from mxtrain.data.settings import DataConfig
 from mxtrain.data.sources import open_data, open_source
 from mxtrain.errors import BadSample, UserError
+from mxtrain.train.main import main as train_main
 
 
 def picture(seed, height=20, width=24):
@@ -26,10 +27,12 @@ def png(seed, height=20, width=24):
 
 
 def make_folder(root, classes=("ant", "bee"), count=6):
+    """PNG and JPEG files, of which training may decode no more than a part."""
     for number, name in enumerate(classes):
         (root / name).mkdir(parents=True)
         for i in range(count):
-            (root / name / f"{i}.png").write_bytes(png(100 * number + i, 20 + i, 24 - i))
+            ending = ("png", "jpg")[i % 2]
+            cv2.imwrite(str(root / name / f"{i}.{ending}"), picture(100 * number + i, 40 + 9 * i, 70 - 5 * i))
     return str(root)
 
 
@@ -217,13 +220,44 @@ def test_a_bad_payload_is_named(tmp_path):
     arrays = [io.BytesIO() for _ in range(3)]
     for file, array in zip(arrays, (np.zeros((4, 4, 3)), np.zeros((4, 4, 2), "uint8"), np.array([None]))):
         np.save(file, array, allow_pickle=True)
-    contents = [png(0), b"no image", b"", png(1)[:60], *(file.getvalue() for file in arrays), arrays[0].getvalue()[:20]]
+    jpeg = cv2.imencode(".jpg", picture(3, 200, 200))[1].tobytes()
+    contents = [png(0), b"no image", b"", png(1)[:60], jpeg[: len(jpeg) // 2]]
+    contents += [*(file.getvalue() for file in arrays), arrays[0].getvalue()[:20]]
     rec = write(tmp_path / "a", [i % 2 for i in range(len(contents))], contents)
     train = open_data(config(rec, val_split=0)).train
     assert train[0, 0][0].shape == (16, 16, 3)
     for i in range(1, len(contents)):
         with pytest.raises(BadSample, match=f"a.rec, record {i}"):
             train[0, i]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_records_are_left_out_on_request(tmp_path, workers):
+    contents = [png(i) for i in range(9)] + [b"no image"]
+    train = open_data(config(write(tmp_path / "a", [0, 1] * 5, contents), val_split=0)).train
+    loader = Loader(train, 4, workers=workers, on_bad="skip")
+    batches = list(loader.batches(0))
+    loader.close()
+    assert len(batches) == 3 and sum(len(y) for _, y in batches) == 9
+    loader = Loader(train, 4, workers=workers)
+    with pytest.raises(UserError, match="a.rec, record 9"):
+        list(loader.batches(0))
+    loader.close()
+
+
+def test_training_from_records_and_from_the_folder_gives_the_same_weights(tmp_path):
+    folder = make_folder(tmp_path / "f", count=9)
+    make_records(RecordsConfig(data=folder, out=str(tmp_path / "r")))
+    weights = []
+    for number, data in enumerate((folder, tmp_path / "r")):
+        run = tmp_path / f"run{number}"
+        flags = ["--image-size", "16", "--model", "mlp", "--epochs", "2", "--batch-size", "4", "--workers", str(number)]
+        quiet = ["--no-progress", "--no-plots", "--no-tensorboard"]
+        assert train_main(["--data", str(data), "--out", str(run), *flags, *quiet]) == 0
+        (path,) = run.glob("checkpoints/update-00000008/arrays.npz")
+        weights.append(dict(np.load(path)))
+    assert weights[0].keys() == weights[1].keys() and len(weights[0]) > 4
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_raw_pixels_are_delivered_as_they_are(tmp_path):
@@ -285,6 +319,16 @@ def test_the_fingerprint_is_that_of_the_samples(tmp_path):
     make_records(RecordsConfig(data=folder, out=str(tmp_path / "c"), encoding="jpeg"))
     foreign = [prints(write(tmp_path / "d", labels)) for labels in ([0, 1] * 3, [0, 1] * 3, [1, 0] * 3)]
     assert foreign[0] == foreign[1] and len({prints(tmp_path / "a/r"), prints(tmp_path / "c"), *foreign}) == 4
+
+
+def test_a_bit_that_flipped_is_found_by_the_checksum(tmp_path):
+    make_records(RecordsConfig(data=make_folder(tmp_path / "f"), out=str(tmp_path / "r")))
+    verify(str(tmp_path / "r"))
+    content = bytearray((tmp_path / "r.rec").read_bytes())
+    content[-100] ^= 1
+    (tmp_path / "r.rec").write_bytes(content)
+    with pytest.raises(UserError, match="r.rec: is damaged: its checksum is not that in .*r.json"):
+        verify(str(tmp_path / "r"))
 
 
 def test_what_make_records_said_is_used_only_for_its_own_file(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from mxtrain.data import images
 from mxtrain.inference.adapt import adapt
-from mxtrain.tasks.image import Pixels
+from mxtrain.tasks.pixels import Pixels
 
 
 def pixels(height, width, channels, peak=255, resize=None):

@@ -157,11 +157,14 @@ def test_a_name_that_is_no_text_comes_out_as_it_went_in(digits_run, broken, tmp_
 
 
 def test_mistakes_are_found_before_the_network_is_loaded(broken):
-    empty = broken / "empty"
-    empty.mkdir()
+    empty, run = broken / "empty", broken / "run without checkpoints"
+    for folder in (empty, run):
+        folder.mkdir()
+    for name, content in (("config.yaml", ""), ("classes.txt", "a\nb\n"), ("input.json", "{}")):
+        (run / name).write_text(content)
     for argv, text in [([], "no file is given"), ([str(broken / "gone.png")], "gone.png: no such file"),
                        ([str(empty)], "no images; looked for"), (["--out", "p.txt", "x"], "must end in .csv or .json"),
                        (["--out", "/gone/p.csv", "x"], "/gone does not exist"), (["--top", "0", "x"], "--top 0"),
                        (["x", "--top", "2", "y"], "y: unexpected; give all files in one place")]:
         with pytest.raises(UserError, match=text):
-            main(["--run", str(broken / "no run"), *argv])
+            main(["--run", str(run), *argv])

@@ -8,7 +8,7 @@ from mxnet.gluon import loss, nn
 from mxtrain.parallel.communicator import InProcess
 from mxtrain.parallel.layout import Layout
 from mxtrain.tasks.heads import heads_for
-from mxtrain.tasks.image import Pixels, preprocess
+from mxtrain.tasks.pixels import Pixels, preprocess
 
 PIXELS = Pixels((32, 32, 3), 3, 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

@@ -18,7 +18,7 @@ class Callback:
         """Training begins or goes on at `state` (train.state.State)."""
 
     def log(self, values: dict) -> None:
-        """Now and then in an epoch: epoch, batch, update, lr and means over the epoch so far."""
+        """Now and then in an epoch: epoch, batch, update, lr, and over the epoch so far means and wait_share."""
 
     def epoch(self, rows: List[dict]) -> None:
         """An epoch is over; the rows of metrics.csv, training and, where there is one, validation."""

@@ -14,6 +14,7 @@ from mxtrain.callbacks.base import Callback
 _log = logging.getLogger("mxtrain")
 
 _SECONDS_BETWEEN_LINES = 30
+_WORTH_SAYING = 0.01  # share of the time spent waiting for data, in the line of an epoch
 
 
 class Progress(Callback):
@@ -26,6 +27,7 @@ class Progress(Callback):
 
     def log(self, values: dict) -> None:
         shown = {name: _short(values[name]) for name in ("loss", "accuracy", "lr") if values.get(name) is not None}
+        shown["data wait"] = f"{100 * values['wait_share']:.0f}%"
         if self._terminal:
             if self._bar is None:
                 self._bar = tqdm(total=self._updates, initial=values["batch"], unit="batch", leave=False,
@@ -44,6 +46,11 @@ class Progress(Callback):
                       if row.get(name) is not None]
             parts.append(f"{row['split']} {' '.join(values)}")
         parts.append(f"lr {_short(rows[0]['lr'])}  {rows[0]['samples_per_second']:.0f} samples/s")
+        if rows[0]["wait_share"] >= _WORTH_SAYING:
+            parts.append(f"{100 * rows[0]['wait_share']:.0f}% of the time waiting for data")
+        skipped = sum(row.get("skipped", 0) for row in rows)
+        if skipped:
+            parts.append(f"{skipped} bad samples left out")
         self._last_line = time.monotonic()
         _log.info("%s", "  ".join(parts))
 

@@ -1,41 +1,29 @@
 """make_records.py: a folder or a list of images becomes record files.
 
 The records of a part are in the order of the folder's dataset, by class and name, so that training from them
-sees the same samples at the same places. What is written goes to hidden names beside the output, and gets its
-own names when all is complete; the same command goes on with what a killed one left.
+sees the same samples at the same places. The same command goes on with what a killed one left.
 """
 
 from __future__ import annotations
 
-import collections
-import errno
-import fcntl
-import hashlib
+import functools
 import io
-import json
 import logging
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Literal, NamedTuple, Optional, Sequence, Tuple, Union
-from typing import get_args
+from typing import Any, Dict, List, Literal, Optional, Tuple, get_args
 
 import numpy as np
-from tqdm import tqdm
 
 from mxtrain import cli, config
-from mxtrain.data.record_files import FORMAT, Head, Paths, RecordFile, checksum, index_text, pack, paths_of
+from mxtrain.data.record_files import Paths, paths_of
+from mxtrain.data.record_writer import Item, Job, begun, write, written
 from mxtrain.data.settings import DataConfig
-from mxtrain.errors import BadSample, TrainingError, UserError
+from mxtrain.errors import BadSample, UserError
 
 _log = logging.getLogger("mxtrain")
-
-# What the user can only mend by another --out; everything else is the machine's failure.
-_NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR,
-             errno.ENAMETOOLONG}
 
 Encoding = Literal["as-is", "jpeg", "raw"]
 
@@ -88,23 +76,6 @@ class RecordsConfig:
         self.encoding = self.encoding or ("as-is" if self.resize is None else "jpeg")
 
 
-class _Item(NamedTuple):
-    """One image: its file, what the list of names calls it, its size in bytes, and its label."""
-
-    path: str
-    name: str
-    size: int
-    label: int
-
-
-class _Job(NamedTuple):
-    """A record file to write. classes: names by label, None where the labels are the names."""
-
-    paths: Paths
-    items: List[_Item]
-    classes: Optional[List[str]]
-
-
 def main(argv: List[str]) -> int:
     """Writes what the command line says; returns the exit code."""
     parser = config.parser("make_records.py", "Write a folder or a list of images to record files.")
@@ -128,19 +99,24 @@ def make_records(settings: RecordsConfig) -> List[dict]:
     UserError for what is no source, and for an image that cannot be read unless those are skipped; TrainingError when
     the disk is full or fails.
     """
-    jobs, notes = _jobs(settings)
-    for job in jobs:
-        _check_free(job.paths, settings)
+    parts, notes = _parts(settings)
+    how = _how(settings)
+    encoder = functools.partial(encode, settings=settings)
+    jobs = [Job(*part, encoder, how, settings.on_bad_sample == "skip") for part in parts]
+    done = [None if settings.overwrite else written(job) for job in jobs]
+    for job, file in zip(jobs, done):
+        if file is None:
+            _check_free(job.paths, settings)
         for item in job.items:
             if "\n" in item.name:
                 raise UserError(f"{item.path!r}: the name holds a line break, which a list of names cannot")
-    for note in notes:
+    for note in notes + [f"{file['rec']}: is complete already" for file in done if file]:
         _log.info("%s", note)
-    return [_write(job, settings) for job in jobs]
+    return [file or write(job, settings.workers) for job, file in zip(jobs, done)]
 
 
-def _jobs(settings: RecordsConfig) -> Tuple[List[_Job], List[str]]:
-    """What to write, and notes."""
+def _parts(settings: RecordsConfig) -> Tuple[List[Tuple[Paths, List[Item], Optional[List[str]]]], List[str]]:
+    """Where to write what, with the names of the classes where the labels are not the names; and notes."""
     from mxtrain.data import folder, listing  # they import mxnet and cv2, which --help need not wait for
 
     source, out = os.path.expanduser(settings.data), os.path.expanduser(settings.out)
@@ -149,12 +125,7 @@ def _jobs(settings: RecordsConfig) -> Tuple[List[_Job], List[str]]:
     if listing.find(source):
         fields = ("data", "data_root", "image_column", "label_column")
         found = listing.read(source, DataConfig(**{name: getattr(settings, name) for name in fields}))
-        items = [_Item(image.path, image.name, image.size, found.numbers[name])
-                 for name, images in found.part.images.items() for image in images]
-        items.sort(key=lambda item: item.label)
-        classes = found.names or sorted(found.numbers, key=found.numbers.get)
-        numbered = all(str(number) == name for name, number in found.numbers.items())
-        return [_Job(single, items, None if numbered else classes)], found.notes
+        return [(single, *_of_list(found))], found.notes
     if not os.path.isdir(source):
         fault = "is neither a folder nor a list (.lst, .csv, .tsv)" if os.path.exists(source) else "does not exist"
         raise UserError(f"--data {settings.data}: {fault}")
@@ -163,11 +134,35 @@ def _jobs(settings: RecordsConfig) -> Tuple[List[_Job], List[str]]:
     classes = list(train.images)
     notes += train.notes() + folder.class_notes(classes)
     if val_root is None:
-        return [_Job(single, _folder_items(train, classes), classes)], notes
+        return [(single, _of_folder(train, classes), classes)], notes
     val = folder.scan(val_root)
     notes += val.notes() + folder.check_val_classes(val, classes)
-    return [_Job(paths_of(os.path.join(out, name)), _folder_items(part, classes), classes)
+    return [(paths_of(os.path.join(out, name)), _of_folder(part, classes), classes)
             for name, part in (("train", train), ("val", val))], notes
+
+
+def _of_list(found) -> Tuple[List[Item], Optional[List[str]]]:
+    """The images of a listing.Listing by class number, and the names of the classes."""
+    items = [Item(image.path, image.name, image.size, found.numbers[name])
+             for name, images in found.part.images.items() for image in images]
+    items.sort(key=lambda item: item.label)
+    if all(str(number) == name for name, number in found.numbers.items()):
+        return items, None
+    return items, found.names or sorted(found.numbers, key=found.numbers.get)
+
+
+def _of_folder(part, classes: List[str]) -> List[Item]:
+    """The images of a folder.Part in the order of its dataset."""
+    return [Item(image.path, f"{name}/{image.name}", image.size, label)
+            for label, name in enumerate(classes) for image in part.images.get(name, [])]
+
+
+def _how(settings: RecordsConfig) -> dict:
+    """What decides how an image is encoded; another OpenCV may write another JPEG."""
+    import cv2
+
+    return {"encoding": settings.encoding, "resize": settings.resize,
+            "quality": settings.quality if settings.encoding == "jpeg" else None, "opencv": cv2.__version__}
 
 
 def _check_free(paths: Paths, settings: RecordsConfig) -> None:
@@ -177,80 +172,8 @@ def _check_free(paths: Paths, settings: RecordsConfig) -> None:
     if source:
         raise UserError(f"--out {settings.out}: {source[0]} is the source; choose another name")
     # What a run left that was killed at its very end is there too, and this one goes on with it.
-    if there and not settings.overwrite and not os.path.exists(_hidden(paths.rec, "plan")):
+    if there and not settings.overwrite and not begun(paths):
         raise UserError(f"--out {settings.out}: {there[0]} is there already; --overwrite replaces it")
-
-
-def _folder_items(part, classes: List[str]) -> List[_Item]:
-    return [_Item(image.path, f"{name}/{image.name}", image.size, label)
-            for label, name in enumerate(classes) for image in part.images.get(name, [])]
-
-
-def _write(job: _Job, settings: RecordsConfig) -> dict:
-    """Writes one record file and what belongs beside it."""
-    paths = job.paths
-    partial, plan = _hidden(paths.rec, "part"), _hidden(paths.rec, "plan")
-    with _writing(paths.rec):
-        os.makedirs(os.path.dirname(paths.rec) or ".", exist_ok=True)
-        with open(partial, "ab+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"{paths.rec}: another make_records.py is writing it") from None
-            recipe = _recipe(job, settings)
-            heads = _resume(partial, job, settings) if _content_of(plan) == recipe else []
-            file.truncate(heads[-1].end if heads else 0)
-            _replace(plan, recipe)
-            digest = hashlib.sha256()
-            if heads:
-                _log.info("%s: goes on after %d of %d images", paths.rec, heads[-1].number + 1, len(job.items))
-                file.seek(0)
-                for block in iter(lambda: file.read(1 << 20), b""):
-                    digest.update(block)
-            numbers, starts, size = _append(file, digest, heads, job, settings)
-            file.flush()
-            os.fsync(file.fileno())
-            _finish(job, settings, numbers, starts, size, digest.hexdigest())
-            os.replace(partial, paths.rec)  # last: with it, the file is complete
-            os.unlink(plan)
-            _sync_folder(paths.rec)
-    return {"rec": paths.rec, "records": len(numbers), "bytes": size, "sha256": digest.hexdigest(),
-            "skipped": len(job.items) - len(numbers)}
-
-
-def _append(file, digest, heads: List[Head], job: _Job, settings: RecordsConfig) -> Tuple[List[int], List[int], int]:
-    """Writes the records behind `heads` -> numbers and first bytes of all records, and the size of the file."""
-    numbers, starts = [head.number for head in heads], [head.start for head in heads]
-    size = heads[-1].end if heads else 0
-    first = numbers[-1] + 1 if numbers else 0
-    name = os.path.basename(job.paths.rec)
-    with tqdm(total=len(job.items), initial=first, unit="img", disable=None, desc=name) as bar:
-        work = _in_order(lambda number: _record(job, number, settings), range(first, len(job.items)), settings.workers)
-        for number, record in zip(range(first, len(job.items)), work):
-            bar.update()
-            if isinstance(record, BadSample):
-                if settings.on_bad_sample == "stop":
-                    raise UserError(f"{record} (--on-bad-sample skip leaves such images out)")
-                _log.warning("skipped: %s", record)
-                continue
-            file.write(record)
-            digest.update(record)
-            numbers.append(number)
-            starts.append(size)
-            size += len(record)
-    if not numbers:
-        os.unlink(file.name)
-        raise UserError(f"--data {settings.data}: none of {len(job.items)} images can be read")
-    return numbers, starts, size
-
-
-def _record(job: _Job, number: int, settings: RecordsConfig) -> Union[bytes, BadSample]:
-    """The record of an image as it stands in the file, or the BadSample that says why there is none."""
-    item = job.items[number]
-    try:
-        return pack(item.label, number, encode(item.path, settings))
-    except BadSample as error:
-        return error
 
 
 def encode(path: str, settings: RecordsConfig) -> bytes:
@@ -282,111 +205,3 @@ def encode(path: str, settings: RecordsConfig) -> bytes:
     except cv2.error:
         raise BadSample(f"image {path}: {width}x{height} pixels cannot be encoded as JPEG") from None
     return encoded.tobytes()
-
-
-def _in_order(function: Callable[[int], Any], arguments: Iterable[int], workers: Optional[int]) -> Iterator[Any]:
-    """function(argument) for each, in order, by threads that run a little ahead."""
-    workers = workers or len(os.sched_getaffinity(0))
-    pool = ThreadPoolExecutor(workers)
-    waiting: collections.deque = collections.deque()
-    try:
-        for argument in arguments:
-            waiting.append(pool.submit(function, argument))
-            if len(waiting) >= 4 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
-        pool.shutdown()
-
-
-def _resume(partial: str, job: _Job, settings: RecordsConfig) -> List[Head]:
-    """The records that an earlier run of the same command left, up to the first that is not as it should be."""
-    file = RecordFile(partial)
-    heads: List[Head] = []
-    try:
-        for head in file.heads():
-            expected = heads[-1].number + 1 if heads else 0
-            # A gap is an image that was skipped.
-            if not expected <= head.number < len(job.items) or head.label != job.items[head.number].label:
-                break
-            if head.number > expected and settings.on_bad_sample == "stop":
-                break
-            heads.append(head)
-    except UserError:  # cut in a record, or damaged behind it
-        pass
-    # After a power failure, the last blocks may be those that never reached the disk.
-    while heads and _record(job, heads[-1].number, settings) != file.read(heads[-1].start, heads[-1].end):
-        heads.pop()
-    return heads
-
-
-def _recipe(job: _Job, settings: RecordsConfig) -> str:
-    """What decides the bytes of a record file; the rest of an earlier run is used only when it is the same."""
-    import cv2
-
-    digest = hashlib.sha256()
-    for item in job.items:
-        digest.update(f"{item.label}\t{item.size}\t{item.name}\n".encode("utf-8", "surrogateescape"))
-    how = [settings.encoding, settings.resize, settings.quality, cv2.__version__]
-    return json.dumps({"format": FORMAT, "images": digest.hexdigest(), "how": how})
-
-
-def _finish(job: _Job, settings: RecordsConfig, numbers: Sequence[int], starts: Sequence[int], size: int, sha256: str):
-    """Writes the files beside the record file."""
-    paths = job.paths
-    _replace(paths.idx, index_text(numbers, starts))
-    _replace(paths.lst, "".join(f"{n}\t{job.items[n].label}\t{job.items[n].name}\n" for n in numbers))
-    if job.classes is not None:
-        _replace(paths.classes, "".join(f"{name}\n" for name in job.classes))
-    elif os.path.exists(paths.classes):  # of a file that is overwritten
-        os.unlink(paths.classes)
-    about = {"format": FORMAT, "records": len(numbers), "bytes": size, "sha256": sha256,
-             "idx_sha256": checksum(paths.idx), "lst_sha256": checksum(paths.lst),
-             "encoding": settings.encoding, "resize": settings.resize,
-             "quality": settings.quality if settings.encoding == "jpeg" else None}
-    _replace(paths.json, json.dumps(about, indent=1) + "\n")
-
-
-@contextmanager
-def _writing(path: str):
-    """Turns failures of the disk, and places where nobody can write, into one line."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _NO_PLACE:
-            raise UserError(f"--out: {error.filename or path}: cannot be written: {error.strerror}") from error
-        raise TrainingError(f"{error.filename or path}: cannot be written: {error.strerror or error}; the same command "
-                            "goes on with what is there") from error
-
-
-def _replace(path: str, text: str) -> None:
-    """Writes a small file so that it is there whole or not at all."""
-    temporary = _hidden(path, "new")
-    with open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def _content_of(path: str) -> Optional[str]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _hidden(path: str, ending: str) -> str:
-    return os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{ending}")
-
-
-def _sync_folder(path: str) -> None:
-    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

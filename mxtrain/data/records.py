@@ -126,41 +126,62 @@ def source(found: Found, config: DataConfig) -> parts.Source:
     used = np.unique(part.labels)
     classes = [_name(part, number, part.classes) for number in used]
     y = np.searchsorted(used, part.labels).astype(np.int32)
-    notes += part.notes + class_notes(classes) if part.classes else part.notes
-    unused = [(part.classes or [])[number] for number in np.setdiff1d(np.arange(len(part.classes or [])), used)]
-    if unused:
-        notes.append(f"{part.file.path}: no images of class {parts.listed(unused)}, which is left out")
+    notes += part.notes + _class_notes(part, used, classes)
     if val_path is None:
-        share = parts.VAL_SPLIT if config.val_split is None else config.val_split
-        held = _hold_out(part, y, classes, share)
-        train_rows, val_rows = np.flatnonzero(~held), np.flatnonzero(held)
-        if share and not len(val_rows):
-            raise UserError(
-                f"{part.file.path}: no class has the two images that it takes to hold one out; "
-                "give --val, or --val-split 0 to train without validation"
-            )
-        val = RecordDataset(part, val_rows, y[val_rows]) if len(val_rows) else None
-        val_lines = _fingerprint_lines(part, val_rows)
+        rows, val, val_lines = _split(part, y, classes, config)
     else:
-        train_rows = np.arange(len(y))
-        val_part = open_part(val_path)
-        val_used = np.unique(val_part.labels)
-        val_names = [_name(val_part, number, val_part.classes or part.classes) for number in val_used]
-        notes += val_part.notes + parts.unused_split(config, val_path)
-        notes += parts.val_classes(val_path, val_names, classes)
-        mapped = np.array([classes.index(name) for name in val_names], np.int32)
-        val_y = mapped[np.searchsorted(val_used, val_part.labels)]
-        val = RecordDataset(val_part, np.arange(len(val_y)), val_y)
-        val_lines = _fingerprint_lines(val_part, np.arange(len(val_y)))
+        rows = np.arange(len(y))
+        val, val_lines, val_notes = _validation(open_part(val_path), part.classes, classes)
+        notes += val_notes + parts.unused_split(config, val_path)
     return parts.Source(
         name="records",
-        train=RecordDataset(part, train_rows, y[train_rows]),
+        train=RecordDataset(part, rows, y[rows]),
         val=val,
         classes=classes,
-        fingerprint=parts.digest(classes, _fingerprint_lines(part, train_rows), val_lines),
+        fingerprint=parts.digest(classes, _fingerprint_lines(part, rows), val_lines),
         augment="crop",
         notes=notes,
     )
+
+
+def _class_notes(part: Part, used: np.ndarray, classes: List[str]) -> List[str]:
+    if part.classes is None:
+        return []  # numbers in their own order
+    unused = [part.classes[number] for number in np.setdiff1d(np.arange(len(part.classes)), used)]
+    left_out = [f"{part.file.path}: no images of class {parts.listed(unused)}, which is left out"] if unused else []
+    return class_notes(classes) + left_out
+
+
+def _split(
+    part: Part, y: np.ndarray, classes: List[str], config: DataConfig
+) -> Tuple[np.ndarray, Optional[RecordDataset], List]:
+    """Rows to train on, the dataset of the others, and what identifies those."""
+    share = parts.VAL_SPLIT if config.val_split is None else config.val_split
+    held = _hold_out(part, y, classes, share)
+    rows = np.flatnonzero(held)
+    if share and not len(rows):
+        raise UserError(
+            f"{part.file.path}: no class has the two images that it takes to hold one out; "
+            "give --val, or --val-split 0 to train without validation"
+        )
+    val = RecordDataset(part, rows, y[rows]) if len(rows) else None
+    return np.flatnonzero(~held), val, _fingerprint_lines(part, rows)
+
+
+def _validation(
+    part: Part, names: Optional[List[str]], classes: List[str]
+) -> Tuple[RecordDataset, List, List[str]]:
+    """A whole file with the labels of the training by name -> its dataset, what identifies it, and notes.
+
+    names: of the class numbers of the training file, for a file that has none of its own.
+    """
+    used = np.unique(part.labels)
+    found = [_name(part, number, part.classes or names) for number in used]
+    notes = part.notes + parts.val_classes(part.file.path, found, classes)
+    label = {name: number for number, name in enumerate(classes)}
+    y = np.array([label[name] for name in found], np.int32)[np.searchsorted(used, part.labels)]
+    rows = np.arange(len(y))
+    return RecordDataset(part, rows, y), _fingerprint_lines(part, rows), notes
 
 
 def open_part(path: str) -> Part:

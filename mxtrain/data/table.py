@@ -101,15 +101,17 @@ def find_column(table: Table, given: Optional[str], names: Sequence[str], flag: 
         return found[0]
     columns = _quoted(table.columns)
     if len({_folded(table.columns[i]) for i in found}) == 1:
-        raise UserError(f"{table.path}: {len(found)} columns are named {table.columns[found[0]]!r}: rename all but one; "
-                        f"its columns are {columns}")
+        name = table.columns[found[0]]
+        raise UserError(f"{table.path}: {len(found)} columns are named {name!r}: rename all but one; its columns are "
+                        f"{columns}")
     if found:
         raise UserError(f"{table.path}: {_quoted([table.columns[i] for i in found])} could all be meant; {flag} says "
                         f"which; its columns are {columns}")
     if given:
         raise UserError(f"{flag} {given}: {table.path} has no such column; its first line has {columns}")
-    raise UserError(f"{table.path}: no column named {' or '.join(names[:3])}; its first line has {columns}; {flag} says "
-                    "which it is (if that line is a row already, add one above it that names the columns)")
+    usual = " or ".join(names[:3])
+    raise UserError(f"{table.path}: no column named {usual}; its first line has {columns}; {flag} says which it is (if "
+                    "that line is a row already, add one above it that names the columns)")
 
 
 def has_column(columns: Iterable[str], names: Iterable[str]) -> bool:

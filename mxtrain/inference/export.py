@@ -116,16 +116,16 @@ def _about_images(run: Trained) -> dict:
 
 
 def _about_texts(run: Trained) -> dict:
-    from mxtrain.data.text import WORD
+    from mxtrain.data.bags import WORD
 
     how = run.input.features
     return {
         "input": {"name": "data", "type": "float32", "shape": [None, how.max_tokens],
                   "axes": ["text", "feature"], "values": "ids from 1 to buckets, then 0"},
         **how._asdict(),
-        "text": {"preparation": "normalize to NFKC and lower-case; take all matches of the regular expression words; join "
-                                "each run of 1, then of 2, ... up to ngrams neighbours by one space; the id of a run "
-                                "is 1 + crc32(its UTF-8) mod buckets; the first max_tokens count",
+        "text": {"preparation": "normalize to NFKC and lower-case; take all matches of the regular expression words; "
+                                "join each run of 1, then of 2, ... up to ngrams neighbours by one space; the id of a "
+                                "run is 1 + crc32(its UTF-8) mod buckets; the first max_tokens count",
                  "words": WORD.pattern}}
 
 

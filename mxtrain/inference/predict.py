@@ -85,8 +85,8 @@ def _check_given(given: Sequence[str], settings: PredictConfig, kind: str) -> No
     elif not given and not settings.text:
         raise UserError("no text is given: give --text, or a table of texts")
     elif given and (len(given) > 1 or not given[0].lower().endswith(EXTENSIONS)):
-        raise UserError(f"{', '.join(given[:3])}: the run was trained on texts; give one table ({', '.join(EXTENSIONS)}) "
-                        "or --text")
+        raise UserError(f"{', '.join(given[:3])}: the run was trained on texts; give one table "
+                        f"({', '.join(EXTENSIONS)}) or --text")
 
 
 def find_files(given: Sequence[str]) -> List[str]:

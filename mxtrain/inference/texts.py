@@ -7,8 +7,9 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
+from mxtrain.data.bags import Features, TextDataset, encode
 from mxtrain.data.table import TEXT_COLUMNS, Table, find_column, has_column
-from mxtrain.data.text import Features, TextDataset, check_known, dataset, encode, labelled, open_table, open_texts
+from mxtrain.data.text import check_known, dataset, labelled, open_table, open_texts
 from mxtrain.errors import UserError
 from mxtrain.inference.load import Trained
 from mxtrain.inference.samples import Samples, outputs, same_place
@@ -18,7 +19,7 @@ _log = logging.getLogger("mxtrain")
 
 
 class Text(NamedTuple):
-    """A text and its number: of the row in its table (without the header and blank lines), or in the command; from 1."""
+    """A text and its number from 1: of its row in the table, without the header and blank lines, or in the command."""
 
     row: int
     text: str
@@ -70,8 +71,8 @@ def open_text_samples(settings: EvaluateConfig, run: Trained) -> Samples:
     if settings.data is None or same_place(settings.data, run.settings.data.data):
         for flag in ("text_column", "label_column", "encoding"):
             if getattr(settings, flag) is not None:
-                raise UserError(f"--{flag.replace('_', '-')} {getattr(settings, flag)}: has no effect; the run's own data "
-                                "are read as in its training")
+                raise UserError(f"--{flag.replace('_', '-')} {getattr(settings, flag)}: has no effect; the run's own "
+                                "data are read as in its training")
         samples = _own(run)
     else:
         samples = _others(settings, run)

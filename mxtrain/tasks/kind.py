@@ -54,10 +54,11 @@ def _of_table(settings: SimpleNamespace) -> str:
     text, image = has_column(columns, TEXT_COLUMNS), has_column(columns, IMAGE_COLUMNS)
     if text != image:
         return "text" if text else "image"
+    what = "both texts and images" if text else "neither texts nor images"
     shown = ", ".join(repr(name[:30]) for name in columns[:10]) + (", ..." if len(columns) > 10 else "")
-    raise UserError(f"--data {path}: {'both texts and images' if text else 'neither texts nor images'} by the names of "
-                    f"its columns, {shown}: --task says which; --text-column, --image-column and --label-column name the columns (if "
-                    "the first line is a row already, add one above it that names the columns)")
+    raise UserError(f"--data {path}: {what} by the names of its columns, {shown}: --task says which; --text-column, "
+                    "--image-column and --label-column name the columns (if the first line is a row already, add one "
+                    "above it that names the columns)")
 
 
 def _refuse(section, kind: type, meant: set, things: str) -> None:

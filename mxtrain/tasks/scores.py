@@ -35,7 +35,8 @@ def by_class(confusion: np.ndarray) -> Dict[str, np.ndarray]:
     confusion: (true, predicted) counts.
     """
     hits, predicted, true = confusion.diagonal(), confusion.sum(axis=0), confusion.sum(axis=1)
-    return {"precision": _share(hits, predicted), "recall": _share(hits, true), "f1": _share(2 * hits, predicted + true)}
+    return {"precision": _share(hits, predicted), "recall": _share(hits, true),
+            "f1": _share(2 * hits, predicted + true)}
 
 
 def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

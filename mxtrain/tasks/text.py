@@ -10,8 +10,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block, loss
 
+from mxtrain.data.bags import Features
 from mxtrain.data.loader import loaders
-from mxtrain.data.text import Features, TextData, open_texts
+from mxtrain.data.text import TextData, open_texts
 from mxtrain.errors import UserError
 from mxtrain.models import zoo
 from mxtrain.tasks.heads import LabelSmoothing
@@ -79,8 +80,8 @@ class TextTask:
 
     def sample(self) -> list:
         """(ids, labels) of two made-up rows."""
-        shape = (2, self.words.max_tokens)
-        return [np.random.RandomState(0).randint(1, self.words.buckets + 1, shape).astype("int32"), np.zeros(2, "int32")]
+        ids = np.random.RandomState(0).randint(1, self.words.buckets + 1, (2, self.words.max_tokens))
+        return [ids.astype("int32"), np.zeros(2, "int32")]
 
     def prepare(self, net: Block) -> None:
         """Starting weights and frozen parameters of an initialized network."""

@@ -87,7 +87,7 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
                 if batches is not None:
                     batches.classes = output.shape[loss._axis]
 
-    sample = [x[:2] for x in next(train_batches.batches(0))]
+    sample = next([x[:2] for x in batch] for batch in train_batches.batches(0) if len(batch[-1]))
     communicator, rows = InProcess(parts.parallel.kvstore, contexts), _Rows()
     modes = {parameter: parameter.grad_req for parameter in net.collect_params().values()}
     try:

@@ -83,10 +83,12 @@ def test_curves_of_rows_with_gaps(tmp_path):
 def test_progress_logs_a_line_per_epoch(capsys, caplog):
     progress = Progress(epochs=3, updates_per_epoch=10)
     with caplog.at_level(logging.INFO, "mxtrain"):
-        progress.log({"epoch": 1, "batch": 1, "update": 1, "lr": 0.1, "loss": 2.0})
+        progress.log({"epoch": 1, "batch": 1, "update": 1, "lr": 0.1, "loss": 2.0, "wait_share": 0.5})
         progress.epoch([
-            {"epoch": 1, "split": "train", "loss": 1.23456, "accuracy": None, "lr": 0.1, "samples_per_second": 99.7},
+            {"epoch": 1, "split": "train", "loss": 1.23456, "accuracy": None, "lr": 0.1, "samples_per_second": 99.7,
+             "wait_share": 0.2, "skipped": 3},
             {"epoch": 1, "split": "val", "loss": 1.5, "accuracy": 0.75, "top5": 1.0, "lr": 0.1}])
         progress.close()
     assert capsys.readouterr() == ("", "")
-    assert caplog.messages == ["epoch 1/3  train loss 1.235  val loss 1.5 accuracy 0.75 top5 1  lr 0.1  100 samples/s"]
+    assert caplog.messages == ["epoch 1/3  train loss 1.235  val loss 1.5 accuracy 0.75 top5 1  lr 0.1  100 samples/s  "
+                               "20% of the time waiting for data  3 bad samples left out"]

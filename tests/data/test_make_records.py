@@ -164,6 +164,7 @@ def test_bad_images_stop_or_are_skipped(tmp_path, caplog):
     refused(r"ant/1.jpg .*broken.*--on-bad-sample skip", data=folder, out=out)
     assert not (tmp_path / "r.rec").exists()
     (file,) = make_records(RecordsConfig(data=folder, out=out, on_bad_sample="skip"))
+    refused("r.rec is there already", data=folder, out=out)  # it is not what a command that stops would have made
     assert (file["records"], file["skipped"]) == (7, 1) and "ant/1.jpg" in caplog.text
     assert [key for key, _, _ in read_by_mxnet(out)] == [0, 2, 3, 4, 5, 6, 7]
     make_records(RecordsConfig(data=folder, out=str(tmp_path / "s"), on_bad_sample="skip"))
@@ -172,7 +173,7 @@ def test_bad_images_stop_or_are_skipped(tmp_path, caplog):
     for path in (tmp_path / "f").glob("*/*"):
         path.write_bytes(b"no image")
     refused("none of 8 images can be read", data=folder, out=str(tmp_path / "t"), on_bad_sample="skip")
-    assert not (tmp_path / "t.rec").exists()
+    assert not (tmp_path / "t.rec").exists() and not (tmp_path / ".t.rec.plan").exists()
 
 
 def test_what_is_there_is_not_replaced(tmp_path):
@@ -272,6 +273,22 @@ def test_damage_at_the_end_of_what_is_left_is_made_good(tmp_path, monkeypatch):
     assert contents(tmp_path / "r") == contents(tmp_path / "once")
 
 
+def test_a_part_that_is_complete_is_not_made_again(tmp_path, monkeypatch):
+    for part in ("train", "val"):
+        make_folder(tmp_path / "f" / part, count=10)
+    make_records(RecordsConfig(data=str(tmp_path / "f"), out=str(tmp_path / "once")))
+    with monkeypatch.context() as patch:
+        interrupt(patch, 25)  # in the second part
+        with pytest.raises(KeyboardInterrupt):
+            make_records(RecordsConfig(data=str(tmp_path / "f"), out=str(tmp_path / "r"), workers=1))
+    assert (tmp_path / "r" / "train.rec").exists() and not (tmp_path / "r" / "val.rec").exists()
+    before = os.stat(tmp_path / "r" / "train.rec").st_ino
+    files = make_records(RecordsConfig(data=str(tmp_path / "f"), out=str(tmp_path / "r")))
+    assert [file["records"] for file in files] == [20, 20] and os.stat(tmp_path / "r" / "train.rec").st_ino == before
+    for part in ("train", "val"):
+        assert contents(tmp_path / "r" / part) == contents(tmp_path / "once" / part)
+
+
 def test_another_command_does_not_go_on(tmp_path, monkeypatch, caplog):
     folder = make_folder(tmp_path / "f", count=20)
     with monkeypatch.context() as patch:
@@ -295,7 +312,7 @@ def test_a_run_that_ended_before_its_last_rename_goes_on(tmp_path, monkeypatch):
         replace(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(program.os, "replace", ending)
+        patch.setattr(os, "replace", ending)
         with pytest.raises(KeyboardInterrupt):
             make_records(RecordsConfig(data=folder, out=str(tmp_path / "r")))
     assert (tmp_path / "r.json").exists() and not (tmp_path / "r.rec").exists()
@@ -323,7 +340,7 @@ def test_a_full_disk_is_one_line_and_can_be_gone_on_from(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(program.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(TrainingError, match="r.rec: cannot be written: No space left on device; the same command"):
             make_records(RecordsConfig(data=folder, out=str(tmp_path / "r")))
     assert os.fsync is real and not (tmp_path / "r.rec").exists()
@@ -359,6 +376,9 @@ def test_a_killed_process_and_the_next(tmp_path):
     process = start("--data", folder, "--out", tmp_path / "r")
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 2 and errors.count("\n") == 1 and "--overwrite" in errors
+    process = start("--data", folder, "--out", tmp_path / "r", "--encoding", "raw")
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0 and "r.rec: is complete already" in errors
 
 
 def test_the_program_in_process(tmp_path, capsys):

@@ -1,24 +1,17 @@
-"""Texts: features by hand, ragged storage, the held-out part, labels, and what is said or refused."""
+"""Texts of a table: the held-out part, labels, and what is said or refused."""
 
-import subprocess
-import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mxtrain.data.bags import Features, features
 from mxtrain.data.settings import DataConfig
-from mxtrain.data.text import Bags, Features, TextDataset, encode, features, open_texts, words
+from mxtrain.data.text import open_texts
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.errors import UserError
 
 SMS = Path(__file__).parents[3] / "shared" / "data" / "sms_spam.tsv"
-HOW = Features(ngrams=2, buckets=1000, max_tokens=8)
-
-
-def id_of(run, buckets=1000):
-    return 1 + zlib.crc32(run.encode()) % buckets
 
 
 def table(folder, rows, name="mails.tsv"):
@@ -40,47 +33,6 @@ def opened(path, **settings):
 def rows_of(dataset):
     ids, y = dataset.rows(np.arange(len(dataset)))
     return [(tuple(row[row > 0]), label) for row, label in zip(ids, y)]
-
-
-def test_words_are_unicode_words_and_signs_in_lower_case():
-    assert words("Win £1,000 NOW!! ﬁne Ünder_score") == ["win", "£", "1", ",", "000", "now", "!", "!", "fine",
-                                                         "ünder_score"]
-    assert words("e\u0301") == words("\u00e9")  # one letter in two spellings
-    assert words("  \n ") == []
-
-
-def test_features_are_words_then_pairs():
-    assert features("Win a prize", HOW) == [id_of(run) for run in ("win", "a", "prize", "win a", "a prize")]
-    assert features("Win a prize", HOW._replace(ngrams=1)) == [id_of(run) for run in ("win", "a", "prize")]
-    assert features("a b c", HOW._replace(ngrams=3))[-1] == id_of("a b c")
-    assert features("", HOW) == []
-    assert set(features("one two three", HOW._replace(buckets=1))) == {1}
-
-
-def test_features_are_the_same_in_every_process():
-    program = "from mxtrain.data.text import *; print(features('Win a prize', Features(2, 1000, 8)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
-                          env={"PYTHONHASHSEED": "12345", "OMP_NUM_THREADS": "1",
-                               "PYTHONPATH": str(Path(__file__).parents[2])})
-    assert done.stdout.strip() == str(features("Win a prize", HOW))
-
-
-def test_long_and_empty_texts_are_counted():
-    bags = encode(["a b c d e", "", "a", "?"], HOW)
-    assert np.diff(bags.starts).tolist() == [8, 0, 1, 1] and (bags.cut, bags.empty) == (1, 1)
-    assert bags.ids[:5].tolist() == [id_of(letter) for letter in "abcde"]  # the pairs are cut first
-
-
-def test_rows_of_ragged_texts():
-    bags = Bags(np.array([3, 1, 2, 2, 5, 9, 7], np.int32), np.array([0, 2, 2, 6, 7]), cut=0)
-    data = TextDataset(bags, np.array([0, 1, 0, 1], np.int32), width=4)
-    ids, y = data.rows(np.array([2, 0, 1, 2]))
-    np.testing.assert_array_equal(ids, [[2, 2, 5, 9], [3, 1, 0, 0], [0, 0, 0, 0], [2, 2, 5, 9]])
-    np.testing.assert_array_equal(y, [0, 0, 1, 0])
-    assert (ids.dtype, y.dtype, len(data)) == (np.int32, np.int32, 4)
-    x, label = data[(5, 3)]
-    np.testing.assert_array_equal(x, [7, 0, 0, 0])
-    assert label == 1
 
 
 def test_parts_are_a_share_of_each_class_without_a_text_lost_or_twice(tmp_path):
@@ -106,11 +58,13 @@ def test_the_split_depends_on_the_texts_alone(tmp_path):
 
 
 def test_equal_texts_are_in_one_part_and_counted(tmp_path):
-    rows = [*made_up(), *made_up(), *((label, text.upper() + " ") for label, text in made_up()), ("ham", "win number 0")]
+    louder = [(label, text.upper() + " ") for label, text in made_up()]
+    rows = [*made_up(), *made_up(), *louder, ("ham", "win number 0")]
     data = opened(table(tmp_path, rows))
     assert not {x for x, _ in rows_of(data.train)} & {x for x, _ in rows_of(data.val)}
     assert any("401 of 601 texts repeat" in note for note in data.notes)
-    assert any("1 texts occur with different labels, the first in lines 2, 202, 402, 602" in note for note in data.notes)
+    several = "1 texts occur with different labels, the first in lines 2, 202, 402, 602"
+    assert any(several in note for note in data.notes)
 
 
 def test_small_classes_are_in_both_parts(tmp_path):
@@ -171,7 +125,8 @@ def test_what_is_refused(tmp_path, rows, settings, says):
 
 
 @pytest.mark.parametrize("settings", [{"ngrams": 0}, {"buckets": 0}, {"buckets": 2**24}, {"max_tokens": 0},
-                                      {"text_column": " "}, {"positive": ""}, {"encoding": "utf9"}, {"encoding": "rot13"}])
+                                      {"text_column": " "}, {"positive": ""}, {"encoding": "utf9"},
+                                      {"encoding": "rot13"}])
 def test_settings_are_checked(settings):
     with pytest.raises(UserError, match="--" + next(iter(settings)).replace("_", "-")):
         TextConfig(**settings)

@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxtrain.data.text import Features, TextDataset, encode
+from mxtrain.data.bags import Features, TextDataset, encode
 from mxtrain.errors import UserError
 from mxtrain.inference import evaluate, export, predict
 from mxtrain.inference.load import load

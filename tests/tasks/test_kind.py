@@ -31,7 +31,8 @@ def test_flags_say_it(table):
     assert of(table("v1,v2"), image_column="v2") == of(table("v1,v2"), task="image") == "image"
 
 
-@pytest.mark.parametrize("header, says", [("v1,v2", "neither texts nor images"), ("text,image", "both texts and images")])
+@pytest.mark.parametrize("header, says", [("v1,v2", "neither texts nor images"),
+                                          ("text,image", "both texts and images")])
 def test_what_is_not_clear_is_refused_with_columns_and_flags(table, header, says):
     with pytest.raises(UserError) as error:
         of(table(header))

@@ -59,7 +59,8 @@ def test_float_sums_are_close(train, mails, tmp_path):
     found = []
     for count in (1, 2, 3):
         run = tmp_path / str(count)
-        assert train("--data", mails, *SMALL, "--optimizer", "sgd", "--shards", 6, "--cpus", count, "--out", run)[0] == 0
+        flags = ["--optimizer", "sgd", "--shards", 6, "--cpus", count, "--out", run]
+        assert train("--data", mails, *SMALL, *flags)[0] == 0
         found.append((arrays(run), [(row["accuracy"], row["f1"]) for row in rows(run)]))
     for other, counts in found[1:]:
         assert_close(other, found[0][0])

@@ -1,5 +1,8 @@
 """What `mxtrain.fit` is given by people: settings of wrong types, labels that do not exist, losses and networks of all kinds."""
 
+import multiprocessing
+import time
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -8,6 +11,8 @@ from mxnet.gluon import nn
 
 import mxtrain
 from mxtrain import UserError
+from mxtrain.errors import BadSample
+from mxtrain.train import loop
 from mxtrain.train import fit as module
 
 X = np.random.RandomState(0).normal(size=(30, 4)).astype("float32")
@@ -189,3 +194,131 @@ def test_a_validation_loss_that_is_no_number_is_said_and_never_the_best(caplog):
     result = mxtrain.fit(nn.Dense(1), good, bad, loss=gluon.loss.L2Loss(), batch_size=8, epochs=2, lr=0.01)
     assert caplog.text.count("the validation loss of epoch 1 is nan") == 1
     assert (result.best, result.best_epoch) == (None, None)
+
+
+class Rows(gluon.data.Dataset):
+    """X and Y, one by one; some cannot be read."""
+
+    def __init__(self, bad=(), seconds=0.0, rows=30):
+        self.bad, self.seconds, self.rows = bad, seconds, rows
+
+    def __len__(self):
+        return self.rows
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        if index in self.bad:
+            raise BadSample(f"row {index} is broken")
+        return X[index], Y[index]
+
+
+def weights_after(data, **settings):
+    net = network()
+    result = fit(data, net, seed=3, epochs=2, lr=0.5, **settings)
+    return [p.data(settings.get("ctx", [mx.cpu()])[0]).asnumpy() for p in net.collect_params().values()], result.rows
+
+
+@pytest.mark.parametrize("settings", [{"workers": 1}, {"workers": 2}, {"workers": 4}, {"workers": 2, "worker_kind": "thread"}])
+def test_workers_of_a_dataset_of_ones_own_change_nothing(settings):
+    alone, _ = weights_after(Rows())
+    helped, _ = weights_after(Rows(), **settings)
+    for a, b in zip(alone, helped):
+        np.testing.assert_array_equal(a, b)
+    assert not multiprocessing.active_children()
+
+
+def test_workers_for_batches_are_refused():
+    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(X, Y), batch_size=10)
+    with pytest.raises(UserError, match="workers=2.*train_data that are batches already"):
+        mxtrain.fit(network(), loader, workers=2)
+
+
+def test_bad_samples_are_left_out_of_gradient_and_metrics():
+    """Against plain numpy: a softmax regression in which the bad rows never existed, in the same batches."""
+    def regression():
+        net = nn.Dense(2, use_bias=False, in_units=4, weight_initializer="zeros")
+        return net
+
+    bad, order = {4, 5, 17}, []
+
+    class Seen(Rows):
+        def __getitem__(self, index):
+            order.append(index)
+            return super().__getitem__(index)
+
+    net = regression()
+    result = fit(Seen(bad), net, lr=0.5, momentum=0.0, weight_decay=0.0, schedule="constant", on_bad_sample="skip")
+    order = order[-30:]  # what comes before was read for the shapes
+    weight, losses, hits = np.zeros((2, 4)), [], 0
+    for start in range(0, 30, 8):
+        rows = [i for i in order[start:start + 8] if i not in bad]
+        scores = X[rows] @ weight.T
+        p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        losses += (-np.log(p[np.arange(len(rows)), Y[rows]])).tolist()
+        hits += (scores.argmax(axis=1) == Y[rows]).sum()
+        p[np.arange(len(rows)), Y[rows]] -= 1
+        weight -= 0.5 * p.T @ X[rows] / len(rows)
+    np.testing.assert_allclose(net.weight.data().asnumpy(), weight, rtol=1e-5, atol=1e-6)  # float32 against float64
+    row, = result.rows
+    assert (row["samples"], row["skipped"]) == (27, 3) and row["accuracy"] == hits / 27
+    assert row["loss"] == pytest.approx(np.mean(losses), abs=4e-6)  # what MXNet's float32 log_softmax is off by
+
+
+@pytest.mark.parametrize("count, shards", [(1, 4), (2, 4), (3, 4), (4, 4), (2, 8), (1, 8)])
+def test_bad_samples_do_not_depend_on_the_layout(count, shards):
+    settings = {"shards": shards, "exact": True, "on_bad_sample": "skip"}
+    bad = {4, 5, 17, 0, 1, 2, 3}  # among them whole shards
+    expected, rows = weights_after(Rows(bad), **{**settings, "ctx": [mx.cpu(0)]})
+    weights, same_rows = weights_after(Rows(bad), **settings, ctx=[mx.cpu(i) for i in range(count)], workers=count - 1)
+    for a, b in zip(expected, weights):
+        np.testing.assert_array_equal(a, b)
+    for one, other in zip(rows, same_rows):
+        assert [one[name] for name in ("loss", "accuracy", "skipped")] == [other[name] for name in ("loss", "accuracy", "skipped")]
+
+
+def test_a_batch_without_a_good_sample_changes_nothing():
+    alone, _ = weights_after(Rows(range(1, 30)), batch_size=1, on_bad_sample="skip")
+    both, rows = weights_after(Rows(range(1, 30)), batch_size=30, on_bad_sample="skip", schedule="constant")
+    assert [row["samples"] for row in rows] == [1, 1] and [row["skipped"] for row in rows] == [29, 29]
+    assert all(np.isfinite(a).all() for a in alone)
+
+
+def test_when_most_samples_are_bad_it_ends(monkeypatch):
+    with pytest.raises(UserError, match="none of 30 samples can be read"):
+        fit(Rows(range(30)), on_bad_sample="skip")
+    monkeypatch.setattr(loop, "_TOO_MANY", 10)
+    with pytest.raises(UserError, match="of the first .* samples of epoch 1 cannot be read"):
+        fit(Rows(range(5, 30)), on_bad_sample="skip")
+    with pytest.raises(UserError, match="none of the 30 samples to evaluate on|none of 30 samples"):
+        fit(Rows(), val_data=Rows(range(30)), on_bad_sample="skip")
+
+
+def test_a_bad_sample_stops_with_everything_saved(tmp_path):
+    with pytest.raises(BadSample, match="row 17 is broken.*skip.*saved after update"):
+        fit(Rows({17}), epochs=3, out=str(tmp_path / "a"))
+    resumed = fit(Rows({17}), epochs=3, resume=str(tmp_path / "a"), on_bad_sample="skip")
+    straight = fit(Rows({17}), epochs=3, on_bad_sample="skip")
+    assert [row["loss"] for row in resumed.rows] == [row["loss"] for row in straight.rows]
+    assert "on_bad_sample skip (was stop)" in (tmp_path / "a" / "config.yaml").read_text()
+
+
+def test_waiting_for_data_is_measured_and_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(loop, "_SECONDS_TO_JUDGE", 0.05)
+    monkeypatch.setattr(loop, "_BATCHES_TO_JUDGE", 3)
+    result = fit(Rows(seconds=0.01), epochs=3)
+    # 80 ms to read a batch, about one to learn from it: only a machine that stands still would wait for less.
+    assert all(0.5 < row["wait_share"] <= 1 for row in result.rows)
+    assert caplog.text.count("the devices wait for data in") == 1 and "workers=0 of" in caplog.text
+    caplog.clear()
+    assert all(row["wait_share"] == 0 for row in fit(epochs=3).rows)  # in memory
+    assert not caplog.text
+
+
+def test_an_interpreter_error_in_a_worker_is_no_user_error():
+    class Wrong(Rows):
+        def __getitem__(self, index):
+            return X[index] / (index - 3) if index != 3 else 1 // 0, Y[index]
+
+    with pytest.raises(ZeroDivisionError):
+        fit(Wrong(), workers=2)
+    assert not multiprocessing.active_children()

@@ -1,0 +1,122 @@
+"""The clock is a number here, and devices are events: no test depends on how fast the machine is."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from mxtrain.train import waiting
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(waiting.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+class Device:
+    """Results that are there when `done` is set."""
+
+    def __init__(self, error=None):
+        self.done, self.seen, self._error = threading.Event(), threading.Event(), error
+
+    def wait_to_read(self):
+        assert self.done.wait(10)
+        if self._error:
+            raise self._error
+
+    def finish(self):
+        """Ends the work, and lets whoever waits for it take note."""
+        self.done.set()
+        for thread in threading.enumerate():
+            if thread.name == "mxtrain-watcher":
+                self._settle(thread)
+
+    @staticmethod
+    def _settle(thread):
+        thread.join(0.1)  # it does not end; it has long taken the time when this is over
+
+
+def run(clock, deliver, latest, ready=lambda: False):
+    """Times of one batch, delivered by deliver(), and one second of host work for each."""
+    times = SimpleNamespace(seconds=0.0, waited=0.0)
+
+    def batches():
+        deliver()
+        yield "batch"
+
+    for _ in waiting.timed(batches(), ready, lambda: latest, times):
+        clock.now += 1
+    return times
+
+
+def test_devices_wait_from_the_end_of_their_work_until_the_batch(clock):
+    device = Device()
+
+    def deliver():
+        clock.now += 3
+        device.finish()
+        clock.now += 2
+
+    times = run(clock, deliver, [device])
+    assert (times.waited, times.seconds) == (2, 6)
+
+
+def test_devices_that_work_while_the_host_waits_do_not_wait(clock):
+    device = Device()
+
+    def deliver():
+        clock.now += 5
+
+    times = run(clock, deliver, [device])
+    device.done.set()
+    assert (times.waited, times.seconds) == (0, 6)
+
+
+def test_devices_that_had_finished_wait_from_the_question_on(clock):
+    device = Device()
+    clock.now = 7
+    device.done.set()
+
+    def deliver():
+        for thread in threading.enumerate():
+            if thread.name == "mxtrain-watcher":
+                thread.join(0.1)
+        clock.now += 5
+
+    assert run(clock, deliver, [device]).waited == 5
+
+
+def test_before_the_first_update_all_waiting_counts(clock):
+    def deliver():
+        clock.now += 4
+
+    assert run(clock, deliver, []).waited == 4
+
+
+def test_nothing_is_measured_when_batches_are_ready(clock):
+    def deliver():
+        clock.now += 1
+
+    times = run(clock, deliver, None, ready=lambda: True)  # None cannot be waited for
+    assert (times.waited, times.seconds) == (0, 2)
+
+
+def test_an_error_of_the_device_is_not_lost(clock):
+    device = Device(ValueError("an operator failed"))
+
+    def deliver():
+        device.finish()
+
+    with pytest.raises(ValueError, match="an operator failed"):
+        run(clock, deliver, [device])
+
+
+def test_the_watcher_ends_with_the_batches():
+    device = Device()
+    device.done.set()
+    list(waiting.timed(iter([1, 2]), lambda: False, lambda: [device], SimpleNamespace(seconds=0.0, waited=0.0)))
+    for thread in threading.enumerate():
+        if thread.name == "mxtrain-watcher":
+            thread.join(10)
+            assert not thread.is_alive()

@@ -11,7 +11,7 @@ import re
 import typing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, NoReturn
+from typing import Any, Container, Dict, List, NoReturn, Optional
 
 import jsonargparse
 import yaml
@@ -56,16 +56,20 @@ def training_parser() -> jsonargparse.ArgumentParser:
     result = parser("train.py", "Train a Gluon network; without flags, on scikit-learn's digits.")
     result.add_argument("--config", metavar="FILE", type=str, help="YAML file with any of the fields below; flags win.")
     result.add_argument("--json", action="store_true", help="Print one JSON object at the end.")
+    result.add_argument("--check-data", action="store_true",
+                        help="Read all samples once, tell what they are, as scripts/check_data.py does, and train "
+                             "nothing.")
     for section in SECTIONS.values():
         add_fields(result, section)
     return result
 
 
-def add_fields(to: jsonargparse.ArgumentParser, section: type) -> None:
-    """Adds a flag for every field of a settings dataclass, as one group of the help."""
+def add_fields(to: jsonargparse.ArgumentParser, section: type, only: Optional[Container[str]] = None) -> None:
+    """Adds a flag for every field of a settings dataclass, or those named by `only`, as one group of the help."""
     group = to.add_argument_group(section.__name__.replace("Config", "").lower())
     for item in dataclasses.fields(section):
-        _add_field(group, item, typing.get_type_hints(section)[item.name], documentation(section)[item.name])
+        if only is None or item.name in only:
+            _add_field(group, item, typing.get_type_hints(section)[item.name], documentation(section)[item.name])
 
 
 @functools.lru_cache(None)
@@ -87,15 +91,15 @@ def _add_field(group, item: dataclasses.Field, kind: Any, text: str) -> None:
 
 
 def parse(argv: List[str]) -> SimpleNamespace:
-    """What was given on the command line and in a file: `given` (field -> value) and `json`."""
+    """What was given on the command line and in a file: `given` (field -> value), `json` and `check_data`."""
     values = vars(training_parser().parse_args(argv, defaults=False))
-    as_json = bool(values.pop("json", False))
+    as_json, check_data = bool(values.pop("json", False)), bool(values.pop("check_data", False))
     file = values.pop("config", None)
     try:
         from_file = load(Path(file)) if file else {}
     except UserError as error:
         raise UserError(f"--config {error}") from None
-    return SimpleNamespace(given={**from_file, **values}, json=as_json)
+    return SimpleNamespace(given={**from_file, **values}, json=as_json, check_data=check_data)
 
 
 def build(values: Dict[str, Any]) -> SimpleNamespace:

@@ -7,7 +7,6 @@ and test_, val) for the two parts, as in Keras' mnist.npz. Nothing is unpickled.
 from __future__ import annotations
 
 import os
-import zipfile
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -107,8 +106,8 @@ def _roles(names) -> Dict[str, Tuple[str, str]]:
 def _load(path: str, **options):
     try:
         return np.load(path, allow_pickle=False, **options)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        why = getattr(error, "strerror", None) or error
+    except Exception as error:  # damaged files raise nearly anything: tokenize.TokenError, BadZipFile, ValueError ...
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read as numpy arrays: {why}") from None
 
 
@@ -116,7 +115,7 @@ def _member(archive, name: str, place: str) -> np.ndarray:
     try:
         return archive[name]
     except Exception as error:  # damaged archives raise nearly anything: zlib.error, BadZipFile, ValueError ...
-        raise UserError(f"{place}, array {name}: cannot be read: {error}") from None
+        raise UserError(f"{place}, array {name}: cannot be read: {' '.join(str(error).split())}") from None
 
 
 def _checked(x: np.ndarray, y: np.ndarray, x_place: str, y_place: str) -> Pair:

@@ -10,7 +10,7 @@ import re
 import unicodedata
 import zlib
 from array import array
-from typing import Iterable, List, NamedTuple, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 from mxnet import gluon
@@ -46,11 +46,12 @@ class TextDataset(gluon.data.Dataset):
     """Bags of words in memory. y: (n,) integers, the labels.
 
     An item has its ids first, and 0 in the rest of `width`, which no text is longer than. The epoch of a key plays no
-    part.
+    part. path, lines: where the texts come from, for messages.
     """
 
-    def __init__(self, bags: Bags, y: np.ndarray, width: int):
+    def __init__(self, bags: Bags, y: np.ndarray, width: int, path: str = "texts", lines: Optional[List[int]] = None):
         self.y, self._width, self._ids, self._starts = y, width, bags.ids, bags.starts
+        self._path, self._lines = path, lines or range(1, len(y) + 1)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -67,6 +68,10 @@ class TextDataset(gluon.data.Dataset):
         ids = np.zeros(used.shape, np.int32)
         ids[used] = self._ids[(starts + places)[used]]
         return ids, self.y[indices]
+
+    def describe(self, index: int) -> str:
+        """The text's place, for messages."""
+        return f"{self._path}, line {self._lines[index]}"
 
 
 def words(text: str) -> List[str]:

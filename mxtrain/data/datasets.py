@@ -9,6 +9,8 @@ from mxnet import gluon
 
 from mxtrain.data import images
 
+_SMALL = 64 * 64 * 3
+
 Key = Tuple[int, int]
 Sample = Tuple[np.ndarray, np.int32]
 
@@ -19,8 +21,6 @@ class ArrayDataset(gluon.data.Dataset):
     members: (m,) integers, the rows of x and y that belong to this part; None for all. The part takes no copy,
     so that x may be a file that is mapped into memory.
     """
-
-    threads = True
 
     def __init__(self, x: np.ndarray, y: np.ndarray, members: Optional[np.ndarray] = None):
         self._x, self._y = x, y
@@ -36,6 +36,11 @@ class ArrayDataset(gluon.data.Dataset):
         """The labels of the part, copied."""
         return self._y[self._members]
 
+    @property
+    def threads(self) -> bool:
+        """Whether changing an image is OpenCV's work; of a small one it is Python's, which threads only hinder."""
+        return self._x[:1].size > _SMALL
+
     def __len__(self) -> int:
         return len(self._members)
 
@@ -48,6 +53,10 @@ class ArrayDataset(gluon.data.Dataset):
         """A whole batch at once: (k,) integers -> x: (k, h, w, c) uint8, y: (k,) int32."""
         rows = self._members[indices]
         return self._x[rows], self._y[rows]
+
+    def describe(self, index: int) -> str:
+        """The sample's place in the arrays, for messages."""
+        return f"image {self._members[index]}"
 
 
 class FileDataset(gluon.data.Dataset):
@@ -64,7 +73,15 @@ class FileDataset(gluon.data.Dataset):
 
     def __getitem__(self, key: Key) -> Sample:
         _, index = key
-        return images.load(self.paths[index]), self.y[index]
+        return self.picture(self.encoded(index), index), self.y[index]
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of the file."""
+        return images.read(self.paths[index])
+
+    def picture(self, encoded: bytes, index: int) -> images.Picture:
+        """The image that the bytes are of."""
+        return images.picture(encoded, self.describe(index))
 
     def describe(self, index: int) -> str:
         """The sample's place, for messages."""
@@ -73,8 +90,6 @@ class FileDataset(gluon.data.Dataset):
 
 class Transformed(gluon.data.Dataset):
     """A dataset whose images pass through `transform(image, epoch, index) -> image`, a pure function."""
-
-    threads = True  # all transforms are OpenCV's and numpy's work
 
     def __init__(self, dataset: gluon.data.Dataset, transform: Callable[[np.ndarray, int, int], np.ndarray]):
         self.dataset = dataset

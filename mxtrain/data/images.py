@@ -33,13 +33,16 @@ Picture = Union[np.ndarray, jpeg.Jpeg]
 
 def load(path: str) -> Picture:
     """Read an image file -> RGB, upright, decoded now or when it is cut; see `picture`. BadSample with the path."""
-    name = f"image {os.fspath(path)}"
+    return picture(read(path), f"image {os.fspath(path)}")
+
+
+def read(path: str) -> bytes:
+    """The bytes of an image file. BadSample with the path."""
     try:
         with open(path, "rb") as file:
-            encoded = file.read()
+            return file.read()
     except OSError as error:
-        raise BadSample(f"{name}: {error.strerror}") from error
-    return picture(encoded, name)
+        raise BadSample(f"image {os.fspath(path)}: {error.strerror}") from error
 
 
 def picture(encoded: bytes, name: str) -> Picture:
@@ -124,9 +127,12 @@ def shift(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """
     height, width = image.shape[:2]
     pad_y, pad_x = height // 8, width // 8
-    padded = np.pad(image, ((pad_y, pad_y), (pad_x, pad_x), (0, 0)))
-    top, left = _integer(rng, 2 * pad_y), _integer(rng, 2 * pad_x)
-    return padded[top : top + height, left : left + width]
+    down, right = pad_y - _integer(rng, 2 * pad_y), pad_x - _integer(rng, 2 * pad_x)
+    moved = np.zeros_like(image)
+    moved[max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = image[
+        max(0, -down) : height + min(0, -down), max(0, -right) : width + min(0, -right)
+    ]
+    return moved
 
 
 def random_resized_crop(image: Picture, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -86,6 +86,11 @@ class Loader(gluon.data.DataLoader):
         self.sampler.start_at(epoch, start)
         return iter(self)
 
+    def prefetch(self, epoch: int, start: int = 0) -> None:
+        """Has workers begin with the batches that `batches(epoch, start)` will be asked for next."""
+        if self.workers:
+            self._begin(epoch, start)
+
     def ready(self) -> bool:
         """Whether the next batch is there, or made in no time."""
         return bool(self._rows) or bool(self._pending and self._pool.ready(self._pending[0]))
@@ -101,10 +106,7 @@ class Loader(gluon.data.DataLoader):
                 "scripts/make_records.py --resize has made them smaller")
 
     def __iter__(self) -> Iterator[Batch]:
-        positions = self.sampler.positions()
-        if self._rows:
-            return (Batch(self._rows(self.sampler.indices(*position))) for position in positions)
-        return self._read_ahead(positions)
+        return (self._from_memory if self._rows else self._read_ahead)(*self.sampler.position)
 
     def close(self) -> None:
         """Ends the workers; another iteration starts them again."""
@@ -115,29 +117,43 @@ class Loader(gluon.data.DataLoader):
     def __del__(self):  # gluon's own wants a pool of its own
         self.close()
 
-    def _read_ahead(self, positions) -> Iterator[Batch]:
-        if self._pool is None:
-            self._pool = self._start_workers()
-        for assembly in self._pending:
-            self._pool.cancel(assembly)  # of an iteration that was broken off
-        pool, pending = self._pool, deque()
-        self._pending = pending
+    def _from_memory(self, epoch: int, start: int) -> Iterator[Batch]:
+        for batch in range(start, len(self)):
+            yield Batch(self._rows(self.sampler.indices(epoch, batch)))
+        self.sampler.start_at(epoch + 1)
+
+    def _read_ahead(self, epoch: int, start: int) -> Iterator[Batch]:
+        self._begin(epoch, start)
+        pending = self._pending
         try:
-            while True:
+            for batch in range(start, len(self)):
                 if self._pending is not pending:
                     raise RuntimeError("another iteration of this loader has begun: there is one at a time")
-                while len(pending) <= pool.ahead:
-                    position = next(positions, None)
-                    if position is None:
-                        break
-                    pending.append(pool.start(*position))
-                if not pending:
-                    return
-                pool.finish(pending[0])
-                yield self._whole(pending.popleft())
+                self._pool.finish(pending[0])
+                whole = self._whole(pending.popleft())
+                self._fill(epoch, batch + 1)
+                yield whole
+            self.sampler.start_at(epoch + 1)
         finally:
             for assembly in pending:
-                pool.cancel(assembly)
+                self._pool.cancel(assembly)
+
+    def _begin(self, epoch: int, start: int) -> None:
+        """Sees to it that exactly the batches from a position on are in the making."""
+        if self._pool is None:
+            self._pool = self._start_workers()
+        before, self._pending = self._pending, deque()
+        for assembly in before:
+            if (assembly.epoch, assembly.batch) == (epoch, start + len(self._pending)) and not assembly.cancelled:
+                self._pending.append(assembly)
+            else:
+                self._pool.cancel(assembly)
+        self._fill(epoch, start)
+
+    def _fill(self, epoch: int, start: int) -> None:
+        """Has the batches made that should be in the making when `start` is the one that is wanted next."""
+        for batch in range(start + len(self._pending), min(start + 1 + self._pool.ahead, len(self))):
+            self._pending.append(self._pool.start(epoch, batch))
 
     def _start_workers(self):
         if not self.workers:

@@ -77,11 +77,19 @@ class RecordDataset(gluon.data.Dataset):
 
     def __getitem__(self, key: Key) -> Sample:
         _, index = key
+        return self.picture(self.encoded(index), index), self.y[index]
+
+    def encoded(self, index: int) -> bytes:
+        """What the record holds of the image. UserError when its label is not that of the index."""
         head, content = self._read(index)
         if head.label != self._labels[index]:
             raise UserError(f"{self.describe(index)}: has the label {head.label:g} and not {self._labels[index]}: "
                             "the file was changed, or does not belong to what lies beside it")
-        return _picture(content, self.describe(index)), self.y[index]
+        return content
+
+    def picture(self, encoded: bytes, index: int) -> images.Picture:
+        """The image that a record's content is of."""
+        return _picture(encoded, self.describe(index))
 
     def describe(self, index: int) -> str:
         """The sample's place, for messages."""
@@ -296,8 +304,8 @@ def _picture(content: bytes, name: str) -> images.Picture:
         return images.picture(content, name)
     try:
         image = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise BadSample(f"{name}: not read as a numpy array: {error}") from None
+    except Exception as error:  # damaged headers raise nearly anything: TokenError, MemoryError, ValueError ...
+        raise BadSample(f"{name}: not read as a numpy array: {' '.join(str(error).split())}") from None
     if image.ndim == 2:
         image = image[..., np.newaxis]
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (1, 3) or not image.size:

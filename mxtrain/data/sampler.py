@@ -191,18 +191,15 @@ class BatchSampler:
             raise IndexError(f"epoch {epoch}, batch {batch}: not a position in epochs of {len(self)} batches")
         self._epoch, self._batch = epoch, batch
 
-    def positions(self) -> Iterator[Tuple[int, int]]:
-        """(epoch, batch) of each batch that an iteration started now would yield."""
-        # Not a generator itself: the start is read now, not at the first next().
-        return self._walk(self._epoch, self._batch)
-
-    def _walk(self, epoch: int, start: int) -> Iterator[Tuple[int, int]]:
-        for batch in range(start, len(self)):
-            yield epoch, batch
-        self._epoch, self._batch = epoch + 1, 0
+    @property
+    def position(self) -> Tuple[int, int]:
+        """(epoch, batch) that the next iteration starts with."""
+        return self._epoch, self._batch
 
     def __iter__(self) -> Iterator[List[Tuple[int, int]]]:
-        return (
-            [(epoch, index) for index in self.indices(epoch, batch).tolist()]
-            for epoch, batch in self.positions()
-        )
+        return self._walk(*self.position)  # the start is read now, not at the first next()
+
+    def _walk(self, epoch: int, start: int) -> Iterator[List[Tuple[int, int]]]:
+        for batch in range(start, len(self)):
+            yield [(epoch, index) for index in self.indices(epoch, batch).tolist()]
+        self.start_at(epoch + 1)

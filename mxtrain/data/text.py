@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import unicodedata
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from mxtrain.data.bags import Features, TextDataset, encode, words
 from mxtrain.data.folder import class_notes
+from mxtrain.data.parts import VAL_SPLIT, class_name, digest, hold_out_by_name, listed
 from mxtrain.data.settings import DataConfig
 from mxtrain.data.table import EXTENSIONS, LABEL_COLUMNS, TEXT_COLUMNS, Table, find_column, read_table
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.errors import UserError
-
-_VAL_SPLIT = 0.1
 
 
 class Labelled(NamedTuple):
@@ -63,7 +60,7 @@ def open_texts(data: DataConfig, text: TextConfig) -> TextData:
     _check_classes(train, classes)
     notes += _label_notes(classes)
     if data.val is None:
-        train, val, more = _hold_out(train, classes, _VAL_SPLIT if data.val_split is None else data.val_split)
+        train, val, more = _hold_out(train, classes, VAL_SPLIT if data.val_split is None else data.val_split)
     else:
         table = open_table(data.val, text.encoding, "--val")
         val = labelled(table, text.text_column, data.label_column)
@@ -75,8 +72,8 @@ def open_texts(data: DataConfig, text: TextConfig) -> TextData:
     found = (f"text: {len(train.texts)} training and {len(val.texts) if val else 0} validation texts from column "
              f"{train.columns[0]!r}; training labels from {train.columns[1]!r}: {_counted(train.labels)}")
     return TextData(name=os.path.splitext(os.path.basename(train.path))[0], train=train_data, val=val_data,
-                    classes=classes, fingerprint=_digest(classes, train, val), columns=train.columns,
-                    notes=[found, *notes, *more, *train_notes, *val_notes])
+                    classes=classes, fingerprint=digest(classes, _rows(train), _rows(val) if val else ()),
+                    columns=train.columns, notes=[found, *notes, *more, *train_notes, *val_notes])
 
 
 def labelled(table: Table, text_column: Optional[str], label_column: Optional[str]) -> Labelled:
@@ -93,12 +90,9 @@ def labelled(table: Table, text_column: Optional[str], label_column: Optional[st
     if missing:
         raise UserError(f"{table.path}: no label in column {table.columns[label]!r} in {len(missing)} of {len(labels)} "
                         f"rows ({_lines(missing)}): give them one, or take them out")
-    odd = [line for line, name in zip(table.lines, labels) if any(unicodedata.category(c) == "Cc" for c in name)]
-    if odd:
-        raise UserError(f"{table.path}: labels in column {table.columns[label]!r} are longer than a line or hold "
-                        f"control characters ({_lines(odd)}); --label-column names another column")
-    return Labelled(table.path, (table.columns[text], table.columns[label]), [row[text] for row in table.rows], labels,
-                    table.lines)
+    spelling = {name: class_name(f"{table.path}, line {line}: label", name) for name, line in zip(labels, table.lines)}
+    return Labelled(table.path, (table.columns[text], table.columns[label]), [row[text] for row in table.rows],
+                    [spelling[name] for name in labels], table.lines)
 
 
 def open_table(path: str, encoding: str, flag: str = "--data") -> Table:
@@ -120,7 +114,8 @@ def dataset(part: Labelled, classes: List[str], how: Features, name: str) -> Tup
                      "are cut")
     if bags.empty:
         notes.append(f"{bags.empty} of {count} {name} texts have no words")
-    return TextDataset(bags, np.array([place[label] for label in part.labels], np.int32), how.max_tokens), notes
+    y = np.array([place[label] for label in part.labels], np.int32)
+    return TextDataset(bags, y, how.max_tokens, part.path, part.lines), notes
 
 
 def check_known(part: Labelled, classes: Sequence[str]) -> None:
@@ -129,7 +124,7 @@ def check_known(part: Labelled, classes: Sequence[str]) -> None:
     if unknown:
         label, line = unknown[0]
         raise UserError(f"{part.path}, line {line}: label {label!r} is none of the classes that are trained: "
-                        + _names(classes))
+                        + listed(classes))
 
 
 def _check_classes(part: Labelled, classes: List[str]) -> None:
@@ -152,7 +147,7 @@ def _label_notes(classes: List[str]) -> List[str]:
             pass
     for alike in numbers.values():
         if len(alike) > 1:
-            notes.append(f"classes that are the same number are kept apart: {_names(alike)}")
+            notes.append(f"classes that are the same number are kept apart: {listed(alike)}")
     return notes
 
 
@@ -162,23 +157,17 @@ def _key(text: str) -> str:
 
 
 def _hold_out(whole: Labelled, classes: List[str], fraction: float) -> Tuple[Labelled, Optional[Labelled], List[str]]:
-    """Holds out a share of each class -> training, validation, notes.
-
-    A text is held out when the hash of its words falls below the fraction: no seed, a row that is added moves no other,
-    and equal texts are in one part. Only a class so small that one part would get nothing has its nearest text moved.
-    """
+    """Holds out a share of each class, by the hash of the words, so that equal texts are in one part
+    -> training, validation, notes."""
     keys = [_key(text) for text in whole.texts]
     notes = _duplicate_notes(whole, keys)
     if fraction == 0:
         return whole, None, notes
-    rank = {key: _unit_hash(key) for key in keys}
-    held = {key for key in rank if rank[key] < fraction}
+    owner = dict(zip(reversed(keys), reversed(whole.labels)))  # of a text with several labels, its first
+    held = set()
     for name in classes:
-        own = {key for key, label in zip(keys, whole.labels) if label == name}
-        if len(own) > 1 and not own & held:
-            held.add(min(own, key=rank.__getitem__))
-        if own <= held:
-            held.remove(max(own, key=rank.__getitem__))
+        own = [key for key, label in owner.items() if label == name]
+        held |= {key for key, out in zip(own, hold_out_by_name(own, fraction)) if out}
     val = [i for i, key in enumerate(keys) if key in held]
     if not val:
         raise UserError(f"{whole.path}: no class has two different texts, of which one could be held out; give --val, "
@@ -208,29 +197,15 @@ def _overlap(train: Labelled, val: Labelled) -> List[str]:
             "accuracy is learned by heart"] if count else []
 
 
-def _unit_hash(key: str) -> float:
-    """A number of [0, 1) that depends on nothing but the text."""
-    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
-
-
-def _digest(classes: List[str], train: Labelled, val: Optional[Labelled]) -> str:
-    digest = hashlib.sha256(repr(classes).encode())
-    for part in (train, val):
-        digest.update(b"\0part\0")
-        for row in zip(part.labels, part.texts) if part else ():
-            digest.update(repr(row).encode("utf-8", "surrogatepass") + b"\n")
-    return digest.hexdigest()
+def _rows(part: Labelled) -> Iterator[str]:
+    """What identifies the texts of a part."""
+    return (repr(row) for row in zip(part.labels, part.texts))
 
 
 def _counted(labels: List[str]) -> str:
     counts = Counter(labels).most_common()
     shown = ", ".join(f"{name} {count:,}" for name, count in counts[:10])
     return shown if len(counts) <= 10 else f"{shown} and {len(counts) - 10} more"
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
 
 
 def _lines(lines: Sequence[int]) -> str:

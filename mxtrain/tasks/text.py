@@ -8,13 +8,14 @@ from typing import NamedTuple, Optional
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Block, loss
+from mxnet.gluon import Block, loss, nn
 
 from mxtrain.data.bags import Features
 from mxtrain.data.loader import loaders
 from mxtrain.data.text import TextData, open_texts
 from mxtrain.errors import UserError
-from mxtrain.models import zoo
+from mxtrain.models import plan, zoo
+from mxtrain.models.text import EmbeddingMean
 from mxtrain.tasks.heads import LabelSmoothing
 from mxtrain.tasks.scores import F1
 from mxtrain.tasks.start import freeze, start
@@ -87,12 +88,23 @@ class TextTask:
         """Starting weights and frozen parameters of an initialized network."""
         if not self._resumed:
             start(net, self._model)
+        _check_rows(net, self.words.buckets, self._model.model)
         freeze(net, self._model)
 
     def check_output(self, output: mx.nd.NDArray) -> None:
         if output.ndim != 2 or output.shape[1] != len(self.classes):
             raise UserError(f"--model {self._model.model}: gives {output.shape[1:]} values per text; "
                             f"{len(self.classes)} are needed, one per class")
+
+
+def _check_rows(net: Block, buckets: int, name: str) -> None:
+    """Raises UserError for a network of a user's whose table of vectors is too short: MXNet would take its last row for
+    every id beyond."""
+    first = plan.segments(net)[0]
+    if isinstance(first, (nn.Embedding, EmbeddingMean)) and first.weight.shape[0] <= buckets:
+        rows = first.weight.shape[0]
+        raise UserError(f"--model {name}: has vectors for {rows} ids, from 0 to {rows - 1}; --buckets {buckets} gives "
+                        f"ids up to {buckets}")
 
 
 def _positive(data: TextData, given: Optional[str]) -> Optional[str]:

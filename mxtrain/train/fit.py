@@ -135,6 +135,11 @@ class _Checked:
                 self._check_labels(batch[-1], number)
             yield batch if self._loader else tuple(x if isinstance(x, mx.nd.NDArray) else _plain(x) for x in batch)
 
+    def prefetch(self, epoch: int) -> None:
+        """Has workers begin with an epoch."""
+        if self._loader is not None:
+            self._loader.prefetch(epoch)
+
     def ready(self) -> bool:
         """Whether the next batch is there."""
         return self._loader is not None and self._loader.ready()

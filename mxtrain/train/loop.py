@@ -58,6 +58,7 @@ def train(run: Run) -> None:
             _stop_if_asked(run)
         if state.skipped and not state.samples:
             raise UserError(f"none of the {state.skipped} training samples can be read")
+        _prefetch(run)
         rows = [_train_row(run), *_validation_row(run)]
         stop = run.monitor.epoch(rows[-1])
         state.next_epoch()
@@ -117,6 +118,14 @@ def _batches(run: Run):
         save(run)
         goes_on = f"; saved after update {state.update}" if run.checkpoints else ""
         raise BadSample(f"{error}{goes_on}") from None
+
+
+def _prefetch(run: Run) -> None:
+    """Has validation and the next epoch begin to read while the devices finish this one."""
+    if run.val_data is not None:
+        run.val_data.prefetch(0)
+    if run.state.epoch + 1 < run.epochs:
+        run.train_data.prefetch(run.state.epoch + 1)
 
 
 def _count(run: Run, batch) -> None:

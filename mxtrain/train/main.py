@@ -20,6 +20,10 @@ def main(argv: List[str]) -> int:
     folder.remember_log()
     settings, place = session.configure(arguments.given)
     settings.train.task = kind.resolve(settings)
+    if arguments.check_data:
+        from mxtrain.data.check import check
+
+        return check(settings, arguments.json)
     if settings.devices.threads:
         compat.set_threads(settings.devices.threads)
     if settings.parallel.exact:

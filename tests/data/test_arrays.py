@@ -114,6 +114,8 @@ def test_files_that_cannot_be_read(tmp_path):
     np.save(tmp_path / "x.npy", X)
     refused("x.npy: one array alone; give the images and the labels", tmp_path / "x.npy")
     refused("gone.npy: cannot be read as numpy arrays: No such file", f"{tmp_path}/x.npy,{tmp_path}/gone.npy")
+    (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes().replace(b"}", b"{"))
+    refused("x.npy: cannot be read as numpy arrays: ", f"{tmp_path}/x.npy,{tmp_path}/x.npy")
     refused("must hold x and y, .* it holds 'a', 'b'", npz(tmp_path / "e.npz", a=X, b=Y))
     refused("holds a validation part and no training part", npz(tmp_path / "f.npz", x_test=X, y_test=Y))
 

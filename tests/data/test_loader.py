@@ -113,6 +113,16 @@ def test_an_abandoned_epoch_leaves_no_trace(workers, kind):
                 next(abandoned)
 
 
+@pytest.mark.parametrize("workers, kind", KINDS)
+def test_an_epoch_that_was_begun_ahead_is_the_same(workers, kind):
+    with closing(Loader(Numbers(40), 4, seed=1, workers=workers, worker_kind=kind)) as loader:
+        for epoch, start in ((0, 0), (1, 0), (2, 7), (3, 9), (4, 10)):
+            loader.prefetch(epoch, start)
+            assert everything(loader, epoch, start) == everything(Loader(Numbers(40), 4, seed=1), epoch, start)
+        loader.prefetch(5)  # and not asked for
+        assert everything(loader, 6) == everything(Loader(Numbers(40), 4, seed=1), 6)
+
+
 @pytest.mark.parametrize("make", [Numbers, in_memory])
 def test_plain_iteration_is_a_new_epoch_each_time(make):
     loader = Loader(make(30), 8, seed=4)

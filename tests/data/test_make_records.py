@@ -396,3 +396,12 @@ def test_two_at_once_are_refused(tmp_path):
     with open(tmp_path / ".r.rec.part", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         refused("another make_records.py is writing it", data=folder, out=str(tmp_path / "r"))
+
+
+def test_help_needs_no_mxnet():
+    code = ("import sys\nfrom mxtrain.data.make_records import main\n"
+            "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
+            "slow = {'mxnet', 'cv2', 'sklearn', 'gluoncv', 'matplotlib'} & set(sys.modules)\nassert not slow, slow")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "--on-bad-sample {stop,skip}" in done.stdout

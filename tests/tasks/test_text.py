@@ -119,6 +119,17 @@ def test_what_is_refused(train, mails, tmp_path, flags, says):
     assert code == 2 and says in one_line(err) and not (tmp_path / "run").exists()
 
 
+def test_a_network_with_too_few_vectors_is_refused(train, mails, tmp_path, monkeypatch):
+    (tmp_path / "own_texts.py").write_text(
+        "from mxnet.gluon import nn\nfrom mxtrain.models.text import EmbeddingMean\n\n\n"
+        "def net(classes):\n    net = nn.HybridSequential()\n    net.add(EmbeddingMean(40, 3), nn.Dense(classes))\n"
+        "    return net\n")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = train("--data", mails, *SMALL, "--model", "own_texts:net", "--out", "run")
+    assert code == 2 and "vectors for 41 ids, from 0 to 40; --buckets 60" in one_line(err)
+    assert train("--data", mails, *SMALL, "--model", "own_texts:net", "--buckets", 40, "--out", "run")[0] == 0
+
+
 def test_changed_texts_and_settings_are_refused_on_resume(train, mails, tmp_path):
     path, run = tmp_path / "mails.tsv", tmp_path / "run"
     path.write_bytes(mails.read_bytes())

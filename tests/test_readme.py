@@ -14,10 +14,11 @@ from mxtrain import config
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+DATA = (ROOT / "docs" / "data.md").read_text()
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language, text=README):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -48,6 +49,15 @@ def test_commands(place):
     # Colors as far apart as these are learned: what is shown is a training that works.
     assert float(re.search(r"best accuracy: ([\d.]+)", output[0])[1]) > 0.8
     assert (place / "exported" / "first-symbol.json").exists()
+
+
+def test_commands_about_data(place):
+    rows = [f"{'spam' if i % 3 else 'ham'}\tmessage {i} {'win a prize' if i % 3 else 'see you'}\n" for i in range(60)]
+    (place / "messages.tsv").write_text("label\ttext\n" + "".join(rows))
+    commands = [line for block in blocks("sh", DATA) for line in block.splitlines()]
+    assert {Path(shlex.split(c)[1]).stem for c in commands} == {"make_records", "train", "check_data", "predict"}
+    output = [run([sys.executable, *shlex.split(command)[1:]], place) for command in commands]
+    assert "Win a prize now" in output[-1]
 
 
 def test_library_example(place):

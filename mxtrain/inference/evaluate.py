@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from typing import TYPE_CHECKING, Dict, List, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, NamedTuple, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from mxtrain.inference import program
 from mxtrain.inference.settings import BatchConfig, EvaluateConfig, RunConfig
 
 if TYPE_CHECKING:  # they import mxnet
+    from mxtrain.data.loader import Batch
     from mxtrain.inference.load import Trained
     from mxtrain.inference.samples import Samples
 
@@ -25,6 +26,8 @@ class Evaluation(NamedTuple):
     """What was found out over all samples."""
 
     samples: int
+    skipped: int
+    """Samples that could not be read."""
     means: Dict[str, float]
     """loss, accuracy, where there are 5 classes top5, and of texts f1."""
     confusion: np.ndarray
@@ -41,22 +44,28 @@ def main(argv: List[str]) -> int:
 
     run = load(settings.run, contexts)
     samples = _samples(settings.evaluate, run)
-    result = evaluate(run, samples, contexts, settings.batches)
+    on_bad = settings.evaluate.on_bad_sample or run.settings.data.on_bad_sample
+    result = evaluate(run, samples, contexts, settings.batches, on_bad)
     classes = _by_class(run, result.confusion) if settings.evaluate.per_class else None
     if settings.evaluate.confusion:
         with program.replacing(settings.evaluate.confusion) as file:
             _write_confusion(file, run.classes, result.confusion)
     if settings.json:
         files = {"confusion": settings.evaluate.confusion} if settings.evaluate.confusion else {}
-        cli.print_json({**run.origin(), "data": samples.name, "samples": result.samples, **result.means,
+        cli.print_json({**run.origin(), "data": samples.name, "samples": result.samples,
+                        **({"skipped": result.skipped} if result.skipped else {}), **result.means,
                         **({"classes": classes} if classes else {}), **files})
     else:
         _print(result, classes)
     return 0
 
 
-def evaluate(run: Trained, samples: Samples, contexts: Sequence, batches: BatchConfig) -> Evaluation:
-    """Evaluates a network; neither the size of the batches nor the number of contexts changes the result."""
+def evaluate(run: Trained, samples: Samples, contexts: Sequence, batches: BatchConfig,
+             on_bad: str = "stop") -> Evaluation:
+    """Evaluates a network; neither the size of the batches nor the number of contexts changes the result.
+
+    on_bad: "stop" raises BadSample for a sample that cannot be read, "skip" leaves it out.
+    """
     from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
 
     from mxtrain.data.loader import Loader
@@ -70,22 +79,34 @@ def evaluate(run: Trained, samples: Samples, contexts: Sequence, batches: BatchC
     inference = Inference(compile_chain([run.net], head), contexts, True, run.preprocess())
     positive = run.input.positive if run.kind == "text" else None
     scores = F1(len(run.classes), None if positive is None else run.classes.index(positive))
-    loader = Loader(samples.dataset, batches.batch_size, shuffle="none", workers=batches.workers)
+    loader = Loader(samples.dataset, batches.batch_size, shuffle="none", workers=batches.workers, on_bad=on_bad)
     try:
-        totals = over(inference, ((x, samples.outputs[y]) for x, y in loader.batches(0)), head.names, scores.see)
+        totals = over(inference, _as_outputs(loader.batches(0), samples.outputs), head.names, scores.see)
     finally:
         loader.close()
     means = {**totals.means(), **(scores.values() if run.kind == "text" else {})}
     if not math.isfinite(means["loss"]):
         raise TrainingError(f"{run.checkpoint}: the loss over {totals.samples} samples is {means['loss']}")
-    return Evaluation(totals.samples, means, scores.confusion)
+    return Evaluation(totals.samples, totals.skipped, means, scores.confusion)
+
+
+def _as_outputs(batches: Iterable[Batch], outputs: np.ndarray) -> Iterator[Batch]:
+    """The batches with the network's numbers of the classes."""
+    from mxtrain.data.loader import Batch
+
+    for batch in batches:
+        x, y = batch
+        mapped = Batch((x, outputs[y]))
+        mapped.bad = batch.bad
+        yield mapped
 
 
 def _samples(settings: EvaluateConfig, run: Trained) -> Samples:
     if run.kind == "text":
         from mxtrain.inference.texts import open_text_samples
 
-        for flag, name in (("--data-root", settings.data_root), ("--image-column", settings.image_column)):
+        for flag, name in (("--data-root", settings.data_root), ("--image-column", settings.image_column),
+                           ("--on-bad-sample", settings.on_bad_sample)):
             if name is not None:
                 raise UserError(f"{flag} {name}: the run was trained on texts")
         return open_text_samples(settings, run)
@@ -119,7 +140,7 @@ def _write_confusion(file, classes: List[str], confusion: np.ndarray) -> None:
 
 def _print(result: Evaluation, classes) -> None:
     values = ", ".join(f"{name} {value:.4f}" for name, value in result.means.items())
-    print(f"{result.samples} samples: {values}")
+    print(f"{result.samples} samples: {values}" + (f"; {result.skipped} left out" if result.skipped else ""))
     if classes:
         width = max(len("class"), *(len(row["class"]) for row in classes))
         shares = [name for name in classes[0] if name not in ("class", "samples", "correct")]

@@ -55,6 +55,9 @@ class EvaluateConfig:
     """Column of --data with the paths of images (default: the one called image, path, file or the like)."""
     data_root: Optional[str] = None
     """Folder that the paths in a list of images start from (default: the folder of the list)."""
+    on_bad_sample: Optional[Literal["stop", "skip"]] = None
+    """What an image that cannot be read does: stop, or skip (it is named, counted and left out); default: as in the
+    run's training."""
     per_class: bool = False
     """Tell the accuracy of each class; of texts also precision, recall and F1."""
     confusion: Optional[str] = None

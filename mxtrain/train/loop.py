@@ -18,6 +18,7 @@ import logging
 import math
 import signal
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Dict, List
 
@@ -109,14 +110,21 @@ def save(run: Run, best: bool = False) -> None:
 
 
 def _batches(run: Run):
-    """The batches of the rest of the epoch. When a sample cannot be read, what was done so far is saved."""
+    """The batches of the rest of the epoch."""
     state, data = run.state, run.train_data
     batches = data.batches(state.epoch, state.batch)
-    try:
+    with _saved_before_bad(run):
         yield from timed(batches, data.ready, run.meter.latest, state)
+
+
+@contextmanager
+def _saved_before_bad(run: Run):
+    """When a sample cannot be read, what was done so far is saved."""
+    try:
+        yield
     except BadSample as error:
         save(run)
-        goes_on = f"; saved after update {state.update}" if run.checkpoints else ""
+        goes_on = f"; saved after update {run.state.update}" if run.checkpoints else ""
         raise BadSample(f"{error}{goes_on}") from None
 
 
@@ -196,9 +204,10 @@ def _validation_row(run: Run) -> List[dict]:
         return []
 
     def batches():
-        for batch in run.val_data.batches(0):
-            _stop_if_asked(run)  # the position is: all batches of the epoch are done
-            yield batch
+        with _saved_before_bad(run):  # the position is: all batches of the epoch are done
+            for batch in run.val_data.batches(0):
+                _stop_if_asked(run)
+                yield batch
 
     times, began = SimpleNamespace(seconds=0.0, waited=0.0, skipped=0), time.perf_counter()
 

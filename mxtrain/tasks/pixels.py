@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 import cv2
 import mxnet as mx
 import numpy as np
-from mxnet.base import _LIB, check_call
 from mxnet.gluon import HybridBlock
 
 from mxtrain.data.sources import Data
 from mxtrain.errors import UserError
 from mxtrain.models import zoo
+from mxtrain.parallel.exact import memory
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -67,7 +66,7 @@ class Normalize(HybridBlock):
         """The output for images on the host, on a CPU context."""
         rows, height, width, channels = x.shape
         output = mx.nd.empty((rows, len(self._tables), height, width), ctx)
-        values = _memory_of(output)
+        values = memory(output).reshape(output.shape)
         if height * width <= _SMALL:
             for c, table in enumerate(self._tables):
                 values[:, c] = table[x[..., c // self._repeats]]
@@ -78,13 +77,6 @@ class Normalize(HybridBlock):
             for c, table in enumerate(self._tables):
                 cv2.LUT(planes[c // self._repeats], table, result[c])
         return output
-
-
-def _memory_of(array: mx.nd.NDArray) -> np.ndarray:
-    """A new float32 array of a CPU context, to be written; valid as long as the array is."""
-    pointer = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), array.shape)
 
 
 def pixels_for(data: Data, model: str, pretrained: bool) -> Pixels:

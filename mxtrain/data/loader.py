@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 from mxnet import gluon
@@ -25,15 +25,23 @@ class Batch(tuple):
     numpy and not NDArray: the batch is cut into shards by views, and each shard is copied once, to its device.
     """
 
-    bad: List[kinds.Bad] = []
-    """Rows of the batch that could not be read, with the reason; they are not in the arrays."""
+    size: int
+    """Rows of the whole batch, of which this process may have read a part, and some may be bad."""
+    positions: np.ndarray
+    """Which of them the arrays' rows are, ascending. Shards are cut by them, so that a bad sample changes its own
+    shard and no other."""
+    bad: Sequence[kinds.Bad]
+    """Rows that could not be read here, with the reason; they are not in the arrays."""
 
-    @property
-    def positions(self) -> np.ndarray:
-        """The rows of the whole batch that the arrays' rows were: (B',) ascending. Shards are cut by them, so that a
-        bad sample changes its own shard and no other."""
-        missing = [row for row, _ in self.bad]
-        return np.setdiff1d(np.arange(len(self[-1]) + len(missing)), missing)
+    def __new__(cls, arrays, size: int, first: int = 0, bad: Sequence[kinds.Bad] = ()):
+        """first: row of the whole batch that the arrays begin with; bad rows are still in the arrays."""
+        missing = [row - first for row, _ in bad]
+        positions = np.arange(first, first + len(arrays[-1]))
+        if missing:
+            arrays, positions = [np.delete(array, missing, axis=0) for array in arrays], np.delete(positions, missing)
+        batch = super().__new__(cls, arrays)
+        batch.size, batch.positions, batch.bad = size, positions, bad
+        return batch
 
 
 class Loader(gluon.data.DataLoader):
@@ -46,7 +54,8 @@ class Loader(gluon.data.DataLoader):
     dataset: a gluon Dataset with items (x, ..., y) for keys (epoch, index). batch_size: samples of a global batch.
     seed, shuffle, last_batch, block, window: see BatchSampler, whose errors are raised here too. workers: number of
     workers, 0 for none, None for one per core. worker_kind: thread, process or auto (threads for a dataset with a true
-    attribute `threads`). on_bad: what a sample that raises BadSample does: "stop" raises it, "skip" leaves it out.
+    attribute `threads`). part: of the rows of a batch, given their number, the first and the end of those to be read by
+    this process. on_bad: what a sample that raises BadSample does: "stop" raises it, "skip" leaves it out.
     """
 
     _pool = None  # __del__ reads it also after an __init__ that raised
@@ -63,10 +72,11 @@ class Loader(gluon.data.DataLoader):
         on_bad: str = "stop",
         block: int = 256,
         window: int = 16,
+        part: Callable[[int], Tuple[int, int]] = kinds.everything,
     ):
         self.sampler = BatchSampler(len(dataset), batch_size, seed, shuffle, last_batch, block, window)
         self._rows = getattr(dataset, "rows", None)
-        self._reader = kinds.Reader(dataset, self.sampler)
+        self._reader = kinds.Reader(dataset, self.sampler, part)
         self.workers = 0 if self._rows else kinds.cores() if workers is None else workers
         self.worker_kind = kinds.best_kind(dataset) if worker_kind == "auto" else worker_kind
         self._on_bad, self._named = on_bad, set()
@@ -119,7 +129,9 @@ class Loader(gluon.data.DataLoader):
 
     def _from_memory(self, epoch: int, start: int) -> Iterator[Batch]:
         for batch in range(start, len(self)):
-            yield Batch(self._rows(self.sampler.indices(epoch, batch)))
+            rows = self.sampler.rows(batch)
+            first, stop = self._reader.part(rows)
+            yield Batch(self._rows(self.sampler.indices(epoch, batch, first, stop)), rows, first)
         self.sampler.start_at(epoch + 1)
 
     def _read_ahead(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -162,15 +174,11 @@ class Loader(gluon.data.DataLoader):
 
     def _whole(self, assembly: kinds.Assembly) -> Batch:
         bad = sorted(assembly.bad)
-        if not bad:
-            return Batch(assembly.arrays)
-        if self._on_bad == "stop":
+        if bad and self._on_bad == "stop":
             raise BadSample(f"{bad[0][1]} (--on-bad-sample skip leaves such samples out)")
         for _, reason in bad:
             self._name(reason)
-        batch = Batch(np.delete(array, [row for row, _ in bad], axis=0) for array in assembly.arrays)
-        batch.bad = bad
-        return batch
+        return Batch(assembly.arrays, self.sampler.rows(assembly.batch), assembly.first, bad)
 
     def _name(self, reason: str) -> None:
         """Says of a bad sample that it is left out, once."""

@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from multiprocessing import connection
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -40,6 +40,11 @@ SECONDS_TO_WARN, SECONDS_TO_GIVE_UP = 10, 600
 Bad = Tuple[int, str]
 
 
+def everything(rows: int) -> Tuple[int, int]:
+    """The part of a batch's rows that a single process reads."""
+    return 0, rows
+
+
 class Column(NamedTuple):
     """One array of a sample: what the rows of a batch are made of."""
 
@@ -50,8 +55,9 @@ class Column(NamedTuple):
 class Assembly:
     """A batch in the making."""
 
-    def __init__(self, epoch: int, batch: int, rows: int, arrays: List[np.ndarray]):
-        self.epoch, self.batch, self.rows, self.arrays = epoch, batch, rows, arrays
+    def __init__(self, epoch: int, batch: int, first: int, arrays: List[np.ndarray]):
+        self.epoch, self.batch, self.first, self.arrays = epoch, batch, first, arrays
+        self.rows = len(arrays[-1])
         self.bad: List[Bad] = []
         """Rows that could not be read, and why."""
         self.missing = 0
@@ -69,8 +75,8 @@ class Assembly:
 class Reader:
     """Reads rows of batches into arrays; what all workers do."""
 
-    def __init__(self, dataset, sampler: BatchSampler):
-        self.dataset, self.sampler = dataset, sampler
+    def __init__(self, dataset, sampler: BatchSampler, part: Callable[[int], Tuple[int, int]] = everything):
+        self.dataset, self.sampler, self.part = dataset, sampler, part
         self._columns: Optional[List[Column]] = None
 
     def columns(self) -> List[Column]:
@@ -89,11 +95,16 @@ class Reader:
             return [Column(x.shape, x.dtype) for x in map(np.asarray, sample)]
         raise BadSample(f"none of {self.sampler.length} samples can be read; the last: {bad}")
 
-    def new_arrays(self, rows: int) -> List[np.ndarray]:
-        return [np.empty((rows, *column.shape), column.dtype) for column in self.columns()]
+    def new(self, epoch: int, batch: int) -> Assembly:
+        """A batch to be read, of which this process reads its part."""
+        first, stop = self.part(self.sampler.rows(batch))
+        return Assembly(epoch, batch, first, [np.empty((stop - first, *column.shape), column.dtype)
+                                              for column in self.columns()])
 
-    def read(self, arrays: Sequence[np.ndarray], epoch: int, batch: int, start: int, stop: int, note=None) -> List[Bad]:
-        """Fills rows start..stop-1; returns those that are bad, whose content is undefined."""
+    def read(self, arrays: Sequence[np.ndarray], first: int, epoch: int, batch: int, start: int, stop: int,
+             note=None) -> List[Bad]:
+        """Reads rows start..stop-1 of a batch into arrays that begin with row `first`; returns those that are bad,
+        whose content is undefined."""
         bad = []
         for row, index in enumerate(self.sampler.indices(epoch, batch, start, stop).tolist(), start):
             if note is not None:
@@ -107,7 +118,7 @@ class Reader:
                 if np.shape(value) != array.shape[1:]:
                     raise ValueError(f"{self.describe(index)} has shape {np.shape(value)}, others have "
                                      f"{array.shape[1:]}: samples of a batch are of one shape")
-                array[row] = value
+                array[row - first] = value
         return bad
 
     def describe(self, index: int) -> str:
@@ -125,11 +136,11 @@ class NoWorkers:
         self._reader = reader
 
     def start(self, epoch: int, batch: int) -> Assembly:
-        rows = self._reader.sampler.rows(batch)
-        return Assembly(epoch, batch, rows, self._reader.new_arrays(rows))
+        return self._reader.new(epoch, batch)
 
     def finish(self, assembly: Assembly) -> None:
-        assembly.bad = self._reader.read(assembly.arrays, assembly.epoch, assembly.batch, 0, assembly.rows)
+        assembly.bad = self._reader.read(assembly.arrays, assembly.first, assembly.epoch, assembly.batch, assembly.first,
+                                         assembly.first + assembly.rows)
 
     def ready(self, assembly: Assembly) -> bool:
         return False
@@ -154,13 +165,13 @@ class Threads:
             threading.Thread(target=self._work, args=(number,), name=f"mxtrain-loader-{number}", daemon=True).start()
 
     def start(self, epoch: int, batch: int) -> Assembly:
-        rows = self._reader.sampler.rows(batch)
-        assembly = Assembly(epoch, batch, rows, self._reader.new_arrays(rows))
-        chunk = math.ceil(rows / (4 * self._count))
-        starts = range(0, rows, chunk)
+        assembly = self._reader.new(epoch, batch)
+        stop = assembly.first + assembly.rows
+        chunk = max(1, math.ceil(assembly.rows / (4 * self._count)))
+        starts = range(assembly.first, stop, chunk)
         assembly.missing = len(starts)
         for start in starts:
-            self._tasks.put((assembly, start, min(start + chunk, rows)))
+            self._tasks.put((assembly, start, min(start + chunk, stop)))
         return assembly
 
     def finish(self, assembly: Assembly) -> None:
@@ -199,7 +210,7 @@ class Threads:
             bad, error = [], None
             if not assembly.cancelled:
                 try:
-                    bad = self._reader.read(assembly.arrays, assembly.epoch, assembly.batch, start, stop,
+                    bad = self._reader.read(assembly.arrays, assembly.first, assembly.epoch, assembly.batch, start, stop,
                                             lambda index: self._reading.__setitem__(number, index))
                 except BaseException as caught:  # it is raised where the batch is wanted
                     error = caught
@@ -233,15 +244,15 @@ class Processes:
     def start(self, epoch: int, batch: int) -> Assembly:
         while not self._free:  # all are of batches that nobody waits for any more
             self._receive(_Patience())
-        slot, rows = self._free.pop(), self._reader.sampler.rows(batch)
-        assembly = Assembly(epoch, batch, rows, [array[:rows] for array in self._slots[slot]])
+        slot, (first, stop) = self._free.pop(), self._reader.part(self._reader.sampler.rows(batch))
+        assembly = Assembly(epoch, batch, first, [array[:stop - first] for array in self._slots[slot]])
         self._busy[slot] = assembly
-        bounds = [rows * number // self._count for number in range(self._count + 1)]
+        bounds = [first + assembly.rows * number // self._count for number in range(self._count + 1)]
         for pipe, start, stop in zip(self._pipes, bounds, bounds[1:]):
             if start < stop:
                 assembly.missing += 1
                 try:
-                    pipe.send((slot, epoch, batch, start, stop))
+                    pipe.send((slot, first, epoch, batch, start, stop))
                 except OSError:  # it has died, which finish() will say
                     pass
         return assembly

@@ -1,23 +1,91 @@
-"""Sums over the contexts of one process.
+"""What processes and contexts have in common: sums of arrays, and everything that can be made of sums.
 
-A communicator has `rank`, `size` (of processes), `allreduce` and `agree`. There is one process here; transports
-over several processes offer the same.
+A communicator has `rank` and `size`, and
+
+    allreduce(arrays)   sums over all contexts of all processes, on the devices, without waiting
+    total(values)       sums over processes on the host, at once
+    share(value)        what rank 0 has, as JSON
+    broadcast(arrays)   what rank 0 has, on the devices
+    together(function)  runs it everywhere; fails everywhere when it fails somewhere
+    barrier(), close()
+
+`InProcess` is that of a single process and the base of the others, which only say how processes add.
 """
 
 from __future__ import annotations
 
-from typing import List, Sequence
+import json
+from typing import Any, Callable, List, Sequence
 
 import mxnet as mx
+import numpy as np
 
-from mxtrain.errors import UserError
+from mxtrain.errors import TrainingError, UserError
+from mxtrain.parallel.world import World
 
 
-class InProcess:
-    """Sums over a list of contexts by one of MXNet's KVStores, or by plain copies when its name is "none"."""
+class Elsewhere(TrainingError):
+    """Another process cannot go on, and has said why."""
+
+
+class Communicator:
+    """What a single process says to itself, and what is made of `total`."""
 
     rank = 0
     size = 1
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """Sums over the processes of a float64 array that has the same shape in all. Waits for all."""
+        return values
+
+    def share(self, value: Any) -> Any:
+        """The value of rank 0, which must be fit for JSON; that of others is not looked at."""
+        if self.size == 1:
+            return value
+        encoded = np.frombuffer(json.dumps(value if self.rank == 0 else None).encode(), np.uint8)
+        length = int(self.total(np.array([len(encoded) if self.rank == 0 else 0.0]))[0])
+        letters = np.zeros(length)
+        if self.rank == 0:
+            letters[:] = encoded
+        return json.loads(self.total(letters).astype(np.uint8).tobytes().decode())
+
+    def broadcast(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        """Replaces arrays by those of rank 0, bit for bit."""
+
+    def together(self, function: Callable[[], Any]) -> Any:
+        """What the function returns here, if it can be done in every process.
+
+        Where it raises a UserError or TrainingError this is raised; the other processes raise Elsewhere.
+        """
+        result, error = None, None
+        try:
+            result = function()
+        except (UserError, TrainingError) as caught:
+            error = caught
+        failed = self.total(np.array([float(error is not None)]))[0]
+        if error is not None:
+            raise error
+        if failed:
+            raise Elsewhere(f"{failed:.0f} of {self.size} processes cannot go on")
+        return result
+
+    def same(self, value: Any) -> bool:
+        """Whether all processes have the value that rank 0 has."""
+        return not self.total(np.array([float(self.share(value) != value)]))[0]
+
+    def barrier(self) -> None:
+        """Returns when all processes have come here."""
+        self.total(np.zeros(1))
+
+    def close(self) -> None:
+        """Takes leave of the other processes."""
+
+
+ALONE = Communicator()
+
+
+class InProcess(Communicator):
+    """Sums over a list of contexts by one of MXNet's KVStores, or by plain copies when its name is "none"."""
 
     def __init__(self, kvstore: str, contexts: Sequence[mx.Context]):
         on_gpus = contexts[0].device_type == "gpu"
@@ -46,9 +114,18 @@ class InProcess:
             self._known = True
         self._store.pushpull(keys, list(arrays), out=list(arrays))
 
-    def agree(self, value: int) -> int:
-        """The largest value that any process brought."""
-        return value
+
+def connect(world: World, contexts: Sequence[mx.Context]) -> InProcess:
+    """The communicator for a world."""
+    if world.kvstore == "horovod":
+        from mxtrain.parallel.horovod import Horovod
+
+        return Horovod(contexts)
+    if world.size > 1 or world.kvstore.startswith("dist"):
+        from mxtrain.parallel.server import ParameterServer
+
+        return ParameterServer(world.kvstore, contexts)
+    return InProcess(world.kvstore, contexts)
 
 
 def _sum_by_copies(copies: List[mx.nd.NDArray]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Tuple
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
 
@@ -20,6 +21,11 @@ class Inference:
 
     def __init__(self, block: Block, contexts: Sequence[mx.Context], head: bool, preprocess: Optional[Block] = None):
         self._block, self._contexts, self._head, self._preprocess = block, list(contexts), head, preprocess
+
+    def place_of(self, batch: Sequence) -> Tuple[int, np.ndarray, slice]:
+        """All rows of a batch: see Layout."""
+        rows = len(batch[-1])
+        return rows, np.arange(rows), slice(0, rows)
 
     def evaluate(self, batch: Sequence) -> List[mx.nd.NDArray]:
         """The block's outputs for a batch, arrays on the host with the same number of rows: one output for each

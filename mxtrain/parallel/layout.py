@@ -29,18 +29,22 @@ def shard_bounds(rows: int, shards: int) -> List[Tuple[int, int]]:
 
 
 def bounds_in(batch: Sequence, shards: int) -> List[Tuple[int, int]]:
-    """First row and end of every shard in the arrays of a batch, some of whose rows may have been left out
-    (mxtrain.data.loader.Batch): the shards are those of the whole batch, without these rows."""
-    bad = getattr(batch, "bad", None)
-    bounds = shard_bounds(len(batch[-1]) + len(bad or ()), shards)
-    if not bad:
-        return bounds
-    return [tuple(np.searchsorted(batch.positions, pair).tolist()) for pair in bounds]
+    """First row and end of every shard in the arrays of a batch, some of whose rows may have been left out, or are read
+    by other processes (mxtrain.data.loader.Batch): the shards are those of the whole batch, without these rows."""
+    if not hasattr(batch, "positions") or batch.size == len(batch[-1]):
+        return shard_bounds(len(batch[-1]), shards)
+    return [tuple(np.searchsorted(batch.positions, pair).tolist()) for pair in shard_bounds(batch.size, shards)]
 
 
 def assigned(replica: int, replicas: int, shards: int) -> range:
     """The shards that a replica runs."""
     return range(replica * shards // replicas, (replica + 1) * shards // replicas)
+
+
+def part_of(rows: int, first: int, count: int, replicas: int, shards: int) -> Tuple[int, int]:
+    """First row and end of what `count` replicas from number `first` on run of a batch."""
+    own = assigned(first, replicas, shards).start, assigned(first + count - 1, replicas, shards).stop
+    return own[0] * rows // shards, own[1] * rows // shards
 
 
 class _Replica(NamedTuple):
@@ -58,6 +62,7 @@ class Layout:
     shards, exact, recompute: see ParallelConfig.
     preprocess: block applied to the inputs on each device, before the network.
     sample: inputs of a row or two, preprocessed, on the first context; to check the network's plan with.
+    rank, size: of this process, among those that have as many contexts each.
 
     After `forward_backward`, a communicator's `allreduce(layout.sums)` and `finish`, `gradients[r]` are the
     gradients of `parameters` on context r: sums over the samples of the whole batch.
@@ -65,8 +70,10 @@ class Layout:
 
     def __init__(self, net: Block, head: Block, evaluation_head: Block, contexts: Sequence[mx.Context], shards: int,
                  exact: bool = False, recompute: str = "none", seed: int = 0, preprocess: Optional[Block] = None,
-                 sample: Sequence[mx.nd.NDArray] = ()):
+                 sample: Sequence[mx.nd.NDArray] = (), rank: int = 0, size: int = 1):
         self.contexts, self.shards, self.exact, self._seed = list(contexts), shards, exact, seed
+        first, replicas = rank * len(contexts), size * len(contexts)
+        self._assigned = [assigned(first + r, replicas, shards) for r in range(len(contexts))]
         self._preprocess = preprocess
         # With a single shard MXNet's own running statistics are right as they are.
         own_statistics = not exact and shards == 1 and recompute == "none"
@@ -77,7 +84,7 @@ class Layout:
         owned = _each_once([_trainable(chunks) for chunks in program.groups])
         layers = _each_once([[] if own_statistics else _moving(chunks) for chunks in program.groups])
         self.parameters: List[Parameter] = sum(owned, [])
-        several_passes = shards > len(contexts) or len(program.groups) > 1
+        several_passes = shards > replicas or len(program.groups) > 1
         # An imperative block may leave out a parameter, whose gradient of an earlier batch would then count again.
         may_leave_out = not all(isinstance(c.block, HybridBlock) for group in program.groups for c in group)
         self._input_gradient = unreached_by_backward(net)
@@ -110,15 +117,31 @@ class Layout:
             replica.gradients.end()
             if replica.statistics:
                 replica.statistics.end()
-        self._shards_run = len(reports)
         return [reports[shard] for shard in sorted(reports)]
 
-    def finish(self) -> None:
-        """Turns the sums over all contexts into `gradients` and running statistics."""
+    def rows_of(self, batch: Sequence) -> List[int]:
+        """For every shard, how many rows of a batch are run here."""
+        bounds = bounds_in(batch, self.shards)
+        mine = {shard for own in self._assigned for shard in own}
+        return [stop - start if shard in mine else 0 for shard, (start, stop) in enumerate(bounds)]
+
+    def place_of(self, batch: Sequence) -> Tuple[int, np.ndarray, slice]:
+        """(rows of the whole batch, which of them are run here, which rows of the arrays these are)."""
+        rows = len(batch[-1])
+        size, positions = getattr(batch, "size", rows), getattr(batch, "positions", np.arange(rows))
+        bounds = bounds_in(batch, self.shards)
+        here = slice(bounds[self._assigned[0].start][0], bounds[self._assigned[-1].stop - 1][1])
+        return size, positions[here], here
+
+    def finish(self, shards_run: int) -> None:
+        """Turns the sums over all contexts and processes into `gradients` and running statistics.
+
+        shards_run: how many shards of the batch had rows, here and elsewhere.
+        """
         for replica in self._replicas:
             replica.gradients.finish()
             if replica.statistics:
-                replica.statistics.finish(self._shards_run)
+                replica.statistics.finish(shards_run)
 
     def wait(self) -> None:
         """Waits for all that was begun. Before running statistics are read: see `compile_chain` on static memory."""
@@ -141,7 +164,7 @@ class Layout:
             batch = [array.asnumpy() if isinstance(array, mx.nd.NDArray) else array for array in batch]
         queues = []
         for r, ctx in enumerate(self.contexts):
-            own = [s for s in assigned(r, len(self.contexts), self.shards) if bounds[s][0] < bounds[s][1]]
+            own = [s for s in self._assigned[r] if bounds[s][0] < bounds[s][1]]
             if self.exact or len(own) < 2:
                 queues.append([(s, self._load(batch, *bounds[s], ctx)) for s in own])
             else:

@@ -24,7 +24,9 @@ from typing import Dict, List
 
 from mxtrain.errors import BadSample, TrainingError, UserError
 from mxtrain.optim.clipping import global_norm
+from mxtrain.parallel.communicator import Elsewhere
 from mxtrain.parallel.exact import NotSummable
+from mxtrain.train.agreement import Agreement, agree
 from mxtrain.train.evaluate import evaluate
 from mxtrain.train.run import Run
 from mxtrain.train.signals import Stopped
@@ -48,15 +50,19 @@ def train(run: Run) -> None:
         run.meter.start(state.totals)
         for batch in _batches(run):
             lr = run.learning_rate(state.update)
-            _count(run, batch)
-            if len(batch[-1]):  # not all of its samples are bad
-                update(run, batch, lr)
+            agreed = agree(run, run.layout.rows_of(batch), len(getattr(batch, "bad", ())))
+            _count(run, agreed)
+            if agreed.rows:  # not all of its samples are bad
+                update(run, batch, lr, agreed)
             state.update += 1
             state.batch += 1
-            _report(run, lr)
+            if agreed.log:
+                _report(run, lr)
             _warn_of_waiting(run)
-            _save_if_due(run)
-            _stop_if_asked(run)
+            if agreed.save or run.checkpoint_updates and state.update % run.checkpoint_updates == 0:
+                save(run)
+            if agreed.signal:
+                _stop(run, agreed.signal)
         if state.skipped and not state.samples:
             raise UserError(f"none of the {state.skipped} training samples can be read")
         _prefetch(run)
@@ -69,22 +75,23 @@ def train(run: Run) -> None:
         state.finished = stop
         run.callbacks.epoch(rows)
         save(run, best=run.monitor.improved)
-        if state.finished is None:
-            _stop_if_asked(run, saved=True)
+        asked = agree(run).signal
+        if asked and state.finished is None:
+            _stop(run, asked, saved=True)
     run.callbacks.end(state)
 
 
-def update(run: Run, batch, lr: float) -> None:
+def update(run: Run, batch, lr: float, agreed: Agreement) -> None:
     """One update of the weights by one global batch: the gradient is the mean over its samples."""
     layout, number = run.layout, run.state.update
     try:
         reports = layout.forward_backward(batch, number)
         run.communicator.allreduce(layout.sums)
-        layout.finish()
+        layout.finish(agreed.shards)
     except NotSummable:
         raise TrainingError("a gradient, or a statistic of batch normalization, is infinite, not a number or too "
                             f"large to be summed exactly in update {number + 1}: training has diverged") from None
-    scale = 1.0 / len(batch[-1])
+    scale = 1.0 / agreed.rows
     if run.clip_norm is not None:
         run.state.grad_norm = scale * global_norm(layout.gradients[0])
         if not math.isfinite(run.state.grad_norm):
@@ -92,7 +99,7 @@ def update(run: Run, batch, lr: float) -> None:
                                 "has diverged")
         scale *= min(1.0, run.clip_norm / run.state.grad_norm) if run.state.grad_norm else 1.0
     run.optimizer.update(layout.gradients, number, lr, scale)
-    run.meter.add(number, reports)
+    run.meter.add(number, reports, *layout.place_of(batch))
 
 
 def save(run: Run, best: bool = False) -> None:
@@ -123,6 +130,7 @@ def _saved_before_bad(run: Run):
     try:
         yield
     except BadSample as error:
+        agree(run, failed=True)
         save(run)
         goes_on = f"; saved after update {run.state.update}" if run.checkpoints else ""
         raise BadSample(f"{error}{goes_on}") from None
@@ -136,21 +144,22 @@ def _prefetch(run: Run) -> None:
         run.train_data.prefetch(run.state.epoch + 1)
 
 
-def _count(run: Run, batch) -> None:
-    """Takes note of a batch's samples. Raises UserError when most of them cannot be read."""
-    state, bad = run.state, len(getattr(batch, "bad", ()))
-    state.samples += len(batch[-1])
-    state.skipped += bad
-    if bad and state.skipped >= _TOO_MANY and state.skipped > state.samples:
+def _count(run: Run, agreed: Agreement) -> None:
+    """Takes note of a batch's samples. Raises UserError when most of them cannot be read, and Elsewhere when another
+    process has met one that ends the training."""
+    state = run.state
+    if agreed.failed:
+        save(run)
+        raise Elsewhere(f"another process cannot go on; saved after update {state.update}")
+    state.samples += agreed.rows
+    state.skipped += agreed.bad
+    if agreed.bad and state.skipped >= _TOO_MANY and state.skipped > state.samples:
         raise UserError(f"{state.skipped} of the first {state.skipped + state.samples} samples of epoch "
                         f"{state.epoch + 1} cannot be read: most of the data are bad")
 
 
 def _report(run: Run, lr: float) -> None:
-    now = time.monotonic()
-    if run.meter.waiting < 50 and now - run.reported_at < 0.5:
-        return
-    run.reported_at = now
+    run.reported_at = time.monotonic()
     state = run.state
     run.callbacks.log({"epoch": state.epoch + 1, "batch": state.batch, "update": state.update, "lr": lr,
                        "wait_share": _share(state), **run.meter.read(everything=False), **_norm(run)})
@@ -174,21 +183,12 @@ def _norm(run: Run) -> Dict[str, float]:
     return {} if run.clip_norm is None else {"grad_norm": run.state.grad_norm}
 
 
-def _save_if_due(run: Run) -> None:
-    updates, minutes = run.checkpoint_updates, run.checkpoint_minutes
-    if (updates and run.state.update % updates == 0) or (
-            minutes and time.monotonic() - run.saved_at >= 60 * minutes):
+def _stop(run: Run, number: int, saved: bool = False) -> None:
+    if not saved:
         save(run)
-
-
-def _stop_if_asked(run: Run, saved: bool = False) -> None:
-    number = run.communicator.agree(run.signals.received)
-    if number:
-        if not saved:
-            save(run)
-        where = f"stopped after update {run.state.update} (epoch {run.state.epoch + 1}, batch {run.state.batch})"
-        _log.info("%s: %s", signal.Signals(number).name, where)
-        raise Stopped(number, where)
+    where = f"stopped after update {run.state.update} (epoch {run.state.epoch + 1}, batch {run.state.batch})"
+    _log.info("%s: %s", signal.Signals(number).name, where)
+    raise Stopped(number, where)
 
 
 def _train_row(run: Run) -> dict:
@@ -204,10 +204,14 @@ def _validation_row(run: Run) -> List[dict]:
         return []
 
     def batches():
-        with _saved_before_bad(run):  # the position is: all batches of the epoch are done
-            for batch in run.val_data.batches(0):
-                _stop_if_asked(run)
-                yield batch
+        for batch in run.val_data.batches(0):
+            asked = agree(run)  # the position is: all batches of the epoch are done
+            if asked.failed:
+                save(run)
+                raise Elsewhere("another process cannot go on")
+            if asked.signal:
+                _stop(run, asked.signal)
+            yield batch
 
     times, began = SimpleNamespace(seconds=0.0, waited=0.0, skipped=0), time.perf_counter()
 
@@ -215,7 +219,8 @@ def _validation_row(run: Run) -> List[dict]:
         return timed(batches, run.val_data.ready, latest, times)
 
     scores = run.scores() if run.scores else None
-    totals = evaluate(run.layout, batches(), run.evaluation_names, scores and scores.see, timing)
+    with _saved_before_bad(run):
+        totals = evaluate(run.layout, batches(), run.evaluation_names, scores and scores.see, timing, run.communicator)
     if not math.isfinite(totals.sums["loss"]):
         _log.warning("the validation loss of epoch %d is %s", run.state.epoch + 1, totals.sums["loss"])
     means = {**totals.means(), **(scores.values() if scores else {})}

@@ -58,7 +58,7 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     head, evaluation_head = heads_for(loss, output.shape[1] if output.ndim == 2 else None, evaluation_loss)
     _check_loss(head, outputs, label)
     layout = Layout(net, head, evaluation_head, contexts, shards, settings.parallel.exact, settings.parallel.recompute,
-                    mix(settings.train.seed, 1), preprocess, sample)
+                    mix(settings.train.seed, 1), preprocess, sample, communicator.rank, communicator.size)
     parameters = weights.parameters(net)
     names = {id(p): name for name, p in parameters.items()}
     optimizer = Optimizer(settings.optim, {names[id(p)]: p for p in layout.parameters}, contexts)
@@ -75,7 +75,7 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                learning_rate=functools.partial(learning_rate, settings.optim, updates_per_epoch=len(train_data),
                                                epochs=settings.train.epochs),
                train_data=train_data, val_data=val_data, data_fingerprint=fingerprint, epochs=settings.train.epochs,
-               meter=Meter(head.names), evaluation_names=evaluation_head.names, scores=scores,
+               meter=Meter(head.names, communicator), evaluation_names=evaluation_head.names, scores=scores,
                monitor=monitor,
                clip_norm=settings.optim.clip_norm, checkpoint_updates=settings.train.checkpoint_updates,
                checkpoint_minutes=settings.train.checkpoint_minutes, advice=train_data.advice())

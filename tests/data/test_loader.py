@@ -158,7 +158,7 @@ def test_bad_samples_stop_or_are_left_out(workers, kind, caplog):
         batches = list(loader.batches(0))
         assert [y.tolist() for _, y in batches] == [[0, 2, 3], [4, 5], [8, 9, 10, 11]]
         assert [x[:, 0].tolist() for x, _ in batches] == [[0, 2, 3], [4, 5], [8, 9, 10, 11]]
-        assert [batch.bad for batch in batches] == [
+        assert [list(batch.bad) for batch in batches] == [
             [(1, "image 1.jpg is broken")],
             [(2, "image 6.jpg is broken"), (3, "image 7.jpg is broken")],
             [],
@@ -295,3 +295,21 @@ def test_a_loader_that_cannot_be_made_leaves_nothing_behind(monkeypatch):
         Loader(in_memory(4), 0)
     gc.collect()  # gluon's __del__ runs on what __init__ left
     assert not failures
+
+
+@pytest.mark.parametrize("workers, kind", KINDS)
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_parts_of_batches_make_up_the_whole(parts, workers, kind):
+    whole = Loader(Numbers(23, bad=(3, 11)), 5, seed=2, on_bad="skip")
+    loaders = [Loader(Numbers(23, bad=(3, 11)), 5, seed=2, on_bad="skip", workers=workers, worker_kind=kind,
+                      part=lambda rows, p=p: (p * rows // parts, (p + 1) * rows // parts)) for p in range(parts)]
+    try:
+        for one, *others in zip(whole.batches(1), *(loader.batches(1) for loader in loaders)):
+            for column in range(2):
+                assert np.array_equal(np.concatenate([part[column] for part in others]), one[column])
+            assert np.array_equal(np.concatenate([part.positions for part in others]), one.positions)
+            assert [bad for part in others for bad in part.bad] == list(one.bad)
+            assert {part.size for part in others} == {one.size}
+    finally:
+        for loader in loaders:
+            loader.close()

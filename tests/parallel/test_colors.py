@@ -27,7 +27,7 @@ def gradients(count, rows):
                     preprocess=preprocess(PIXELS), sample=sample)
     layout.forward_backward((x, y), 0)
     InProcess("device", contexts).allreduce(layout.sums)
-    layout.finish()
+    layout.finish(8)
     return [gradient.asnumpy() for gradient in layout.gradients[0]]
 
 

@@ -1,0 +1,49 @@
+"""Processes that add by Horovod's allreduce."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from mxtrain.errors import UserError
+from mxtrain.parallel.communicator import InProcess
+
+
+class Horovod(InProcess):
+    """First the contexts of a process add, in a KVStore; then the processes, on their first contexts."""
+
+    def __init__(self, contexts: Sequence[mx.Context]):
+        super().__init__("device", contexts)
+        try:
+            import horovod.mxnet as hvd
+        except ImportError as error:
+            raise UserError(f"--kvstore horovod: Horovod for MXNet is not installed ({error}); "
+                            "make setup HOROVOD=1 builds it") from None
+        hvd.init()
+        self._hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
+
+    def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
+        super().allreduce(arrays)
+        if self.size == 1:
+            return
+        for number, (first, *others) in enumerate(arrays):
+            # The last layers' gradients are there first, but the first layers' weights are needed first.
+            self._hvd.allreduce_(first, average=False, name=f"sum.{number}", priority=-number)
+            for other in others:
+                first.copyto(other)
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        if self.size == 1 or not values.size:
+            return values
+        array = mx.nd.array(values, dtype="float64")
+        return self._hvd.allreduce(array, average=False, name=f"total.{values.size}").asnumpy().reshape(values.shape)
+
+    def broadcast(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        for number, array in enumerate(arrays):
+            self._hvd.broadcast_(array, root_rank=0, name=f"broadcast.{number}")
+
+    def close(self) -> None:
+        mx.nd.waitall()
+        self._hvd.shutdown()

@@ -152,9 +152,9 @@ def _orientation(tiff: bytes) -> int:
 
 def _reduced(box: Box, factor: int) -> Box:
     """A box in the coordinates of a picture that is scaled down by `factor`: the nearest whole pixels."""
-    top, left, height, width = box
-    y, x = round(top / factor), round(left / factor)
-    return y, x, max(1, round((top + height) / factor) - y), max(1, round((left + width) / factor) - x)
+    top, left, bottom, right = ((edge + factor // 2) // factor  # halves up: no box gets smaller by where it lies
+                                for edge in (box[0], box[1], box[0] + box[2], box[1] + box[3]))
+    return top, left, bottom - top, right - left
 
 
 # libjpeg-turbo's TurboJPEG interface, version 3

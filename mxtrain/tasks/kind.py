@@ -26,6 +26,8 @@ def resolve(settings: SimpleNamespace) -> str:
         if settings.model.pretrained or settings.model.zero_gamma:
             flag = "--pretrained" if settings.model.pretrained else "--zero-gamma"
             raise UserError(f"{flag}: is for networks of images; these are texts (--task text)")
+        if settings.data.data == DataConfig.data and not os.path.exists(DataConfig.data):
+            raise UserError(f"--data is missing: --task text needs a table of texts ({', '.join(EXTENSIONS)})")
     else:
         _refuse(settings.text, TextConfig, set(), "images")
     return kind

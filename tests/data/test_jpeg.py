@@ -74,6 +74,14 @@ def test_both_decoders_scale_down_to_the_same_bits(monkeypatch):
         assert abs(one.shape[0] - box[2] / f) <= 1 and abs(one.shape[1] - box[3] / f) <= 1
 
 
+@pytest.mark.parametrize("top", range(9))
+def test_a_part_is_never_smaller_than_was_asked_for(decoder, top):
+    picture = jpeg.opened(encode(detailed(70, 70)), "a")
+    for factor, size in ((2, 3), (2, 5), (4, 3), (8, 7)):
+        part = picture.cut((top, top, factor * size, factor * size + 1), (size, size))
+        assert part.shape[0] == size and part.shape[1] >= size
+
+
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_the_decoder_scales_down_like_an_average_over_areas(decoder, factor):
     size = 64

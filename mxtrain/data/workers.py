@@ -80,7 +80,7 @@ class Reader:
     def columns(self) -> List[Column]:
         """Shapes and types of a sample; found out from the first sample that can be read."""
         if self._columns is None:
-            self._columns = getattr(self.dataset, "columns", None) or self._find_columns()
+            self._columns = self._find_columns()
         return self._columns
 
     def _find_columns(self) -> List[Column]:
@@ -421,7 +421,11 @@ def _shared_arrays(reader: Reader) -> List[np.ndarray]:
     rows, arrays = reader.sampler.rows(0), []
     for column in reader.columns():
         count = rows * math.prod(column.shape)
-        memory = mmap.mmap(-1, max(1, count * column.dtype.itemsize))
+        try:
+            memory = mmap.mmap(-1, max(1, count * column.dtype.itemsize))
+        except (OSError, OverflowError) as error:
+            raise UserError(f"--batch-size {rows}: no memory for a batch of {rows} x {column.shape} {column.dtype} "
+                            f"({error})") from None
         arrays.append(np.frombuffer(memory, column.dtype, count).reshape(rows, *column.shape))
     return arrays
 

@@ -93,7 +93,9 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     communicator, rows = InProcess(parts.parallel.kvstore, contexts), _Rows()
     modes = {parameter: parameter.grad_req for parameter in net.collect_params().values()}
     try:
-        sample = next([x[:2] for x in batch] for batch in train_batches.batches(0) if len(batch[-1]))
+        sample = next(([x[:2] for x in batch] for batch in train_batches.batches(0) if len(batch[-1])), None)
+        if sample is None:
+            raise UserError("train_data: all of its batches are empty")
         run = set_up(net, loss, parts, contexts, communicator, train_batches, val_batches, sample,
                      check_output=check_output)
         path = session.carry_out(run, parts, place, lambda: parts.train.out and folder.make(parts.train.out, "fit"),

@@ -59,7 +59,8 @@ def train(run: Run) -> None:
             _stop_if_asked(run)
         if state.skipped and not state.samples:
             raise UserError(f"none of the {state.skipped} training samples can be read")
-        _prefetch(run)
+        with _saved_first(run):
+            _prefetch(run)
         rows = [_train_row(run), *_validation_row(run)]
         stop = run.monitor.epoch(rows[-1])
         state.next_epoch()
@@ -113,19 +114,22 @@ def _batches(run: Run):
     """The batches of the rest of the epoch."""
     state, data = run.state, run.train_data
     batches = data.batches(state.epoch, state.batch)
-    with _saved_before_bad(run):
+    with _saved_first(run):
         yield from timed(batches, data.ready, run.meter.latest, state)
 
 
 @contextmanager
-def _saved_before_bad(run: Run):
-    """When a sample cannot be read, what was done so far is saved."""
+def _saved_first(run: Run):
+    """When a sample cannot be read, or a signal to all processes ends the workers too, what was done is saved."""
     try:
         yield
     except BadSample as error:
         save(run)
         goes_on = f"; saved after update {run.state.update}" if run.checkpoints else ""
         raise BadSample(f"{error}{goes_on}") from None
+    except TrainingError:
+        _stop_if_asked(run)
+        raise
 
 
 def _prefetch(run: Run) -> None:
@@ -204,7 +208,7 @@ def _validation_row(run: Run) -> List[dict]:
         return []
 
     def batches():
-        with _saved_before_bad(run):  # the position is: all batches of the epoch are done
+        with _saved_first(run):  # the position is: all batches of the epoch are done
             for batch in run.val_data.batches(0):
                 _stop_if_asked(run)
                 yield batch

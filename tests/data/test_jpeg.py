@@ -136,6 +136,19 @@ def test_junk_between_the_markers_is_bad_when_it_is_cut(decoder):
         picture.cut((0, 0, 60, 80), (60, 80))
 
 
+def test_damage_in_the_middle_is_said_once_with_the_name(caplog):
+    if jpeg._library() is None:
+        pytest.skip("no libjpeg-turbo 3 is installed")
+    encoded = encode(detailed(120, 160))
+    middle = len(encoded) * 2 // 3
+    damaged = encoded[:middle] + b"\0" * 40 + encoded[middle + 40 :]
+    whole = cv2.cvtColor(cv2.imdecode(np.frombuffer(damaged, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+    for _ in range(2):
+        picture = jpeg.opened(damaged, "image damaged.jpg")
+        assert np.array_equal(picture.cut((0, 0, 120, 160), (120, 160)), whole)
+    assert caplog.text.count("image damaged.jpg: damaged, but decoded: ") == 1
+
+
 def test_nonsense_in_exif_changes_nothing():
     plain = encode(detailed(20, 30))
     for content in (b"", b"II", b"XX*\0\x08\0\0\0", b"II*\0\xff\xff\xff\xff", b"MM\0*\0\0\0\x08\0\x09" + b"\x01\x12\0\x03\0\0\0\1\0\x2a"):

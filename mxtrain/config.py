@@ -145,7 +145,7 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
         if name not in MACHINE | RENEWABLE and value != saved.get(name):
             raise UserError(f"--{name.replace('_', '-')} {value}: the run was started with {saved.get(name)}, "
                             "and this cannot change when it goes on")
-    values = {**saved, **given}
+    values = {**saved, "kvstore": None, **given}  # how processes meet is a matter of this start
     if "cpus" in given and "gpus" not in given:
         values["gpus"] = None
     if "gpus" in given and "cpus" not in given:

@@ -68,24 +68,34 @@ def visible_gpus() -> Tuple[int, str]:
     return count, "" if count else "see nvidia-smi"
 
 
-def contexts(config: DeviceConfig, probe: Callable[[], Tuple[int, str]] = visible_gpus):
+def contexts(config: DeviceConfig, probe: Callable[[], Tuple[int, str]] = visible_gpus, local_rank: int = 0,
+             local_size: int = 1):
     """The contexts that `config` asks for: list of mx.Context, in the order given.
 
-    `probe` tells the number of visible GPUs and why there are none. Raises UserError for GPUs that are not
+    local_rank, local_size: number of this process among those of its host, which share the GPUs of `config`: each takes
+    an equal slice of the list, and without a list one GPU. `probe` tells the number of visible GPUs and why there are none. Raises UserError for GPUs that are not
     visible, and for CPU contexts that would hang (compat.check_contexts_safe). Needs no data: call it first.
     """
     if config.cpus is not None:
         return _cpus(config.cpus, "chosen by --cpus")
     count, reason = probe()
     if config.gpus is None:
-        return _gpus([0], f"{_visible(count)}, --gpus chooses") if count else _cpus(1, "no GPU is visible")
+        if not count:
+            return _cpus(1, "no GPU is visible")
+        if local_rank >= count:
+            raise UserError(f"{local_size} processes on this host, but {_visible(count)}: start fewer, or give --cpus 1")
+        return _gpus([local_rank], f"{_visible(count)}, --gpus chooses")
     asked = parse_gpus(config.gpus)
     ids = list(range(count)) if asked is None else asked
     missing = ", ".join(str(i) for i in ids if i >= count)
     if missing or not ids:
         lacking = f"no GPU {missing}" if missing else "no GPU"
         raise UserError(f"--gpus {config.gpus!r}: there is {lacking}, {_visible(count, reason)}")
-    return _gpus(ids, _visible(count))
+    if len(ids) % local_size:
+        raise UserError(f"--gpus {config.gpus!r}: {len(ids)} GPUs cannot be shared equally by the {local_size} processes "
+                        "of this host")
+    share = len(ids) // local_size
+    return _gpus(ids[local_rank * share:(local_rank + 1) * share], _visible(count))
 
 
 def _visible(count: int, reason: str = "") -> str:

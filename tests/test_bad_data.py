@@ -4,6 +4,8 @@ In one process as far as possible; the sources' own tests (tests/data) hold the 
 """
 
 import csv
+import ctypes
+import gc
 import json
 import multiprocessing
 import os
@@ -82,7 +84,8 @@ NAMES = ["-dash", "#hash", "a b", "Ünïcode", "漢字"]
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
     """All of D20 in one folder: 6 images for each class, and of foreign entries 9 in train and 9 in a class of val."""
-    root = make_parts(tmp_path_factory.mktemp("d20"), {"train": dict.fromkeys(NAMES, 6), "val": dict.fromkeys(NAMES, 2)})
+    parts = {"train": dict.fromkeys(NAMES, 6), "val": dict.fromkeys(NAMES, 2)}
+    root = make_parts(tmp_path_factory.mktemp("d20"), parts)
     for folder in (root / "train", root / "val" / "a b"):
         for name in (".DS_Store", "Thumbs.db", "desktop.ini", "notes.txt", "a.jpg~", "broken.gif"):
             (folder / name).write_bytes(b"no image")
@@ -104,9 +107,9 @@ def test_a_folder_full_of_everything_trains(everything, train, tmp_path, capsys)
     code, _, stderr = train("--data", everything, *SMALL, "--workers", 2, "--out", run)
     assert code == 0, stderr
     said = [line for line in stderr.splitlines() if ": skipped " in line]
-    assert len(said) == 2 and said == [line.split(": ", 1)[-1] if line.startswith("warning") else line for line in said]
-    assert f"/train: skipped {11 + secret} entries: 1 broken links, 3 hidden, 1 left by the system, 1 links to a folder "\
-           "above, 5 not images" in said[0]
+    assert len(said) == 2, stderr
+    assert f"/train: skipped {11 + secret} entries: 1 broken links, 3 hidden, 1 left by the system" in said[0]
+    assert "1 links to a folder above, 5 not images" in said[0]
     assert "/val: skipped 9 entries: 3 hidden, 1 left by the system, 5 not images" in said[1]
     assert {row["samples"] for row in metrics(run)} == {str(33 - secret), "10"}
     names = sorted(NAMES)
@@ -158,7 +161,8 @@ def test_bad_images_are_left_out_the_same_for_all_workers_and_contexts(spoiled, 
     for cpus in (1, 2):
         for count, kind in WORKERS if cpus == 1 else WORKERS[::2]:
             runs.append(tmp_path / f"{cpus}-{count}-{kind}")
-            code, _, stderr = train(*flags, "--cpus", cpus, "--workers", count, "--worker-kind", kind, "--out", runs[-1])
+            code, _, stderr = train(*flags, "--cpus", cpus, "--workers", count, "--worker-kind", kind, "--out",
+                                    runs[-1])
             assert code == 0, stderr
             assert left_out(stderr) == sorted(in_train + in_val)  # each once, not in every epoch
             rows = metrics(runs[-1])
@@ -211,9 +215,8 @@ def test_all_bad(train, tmp_path, policy, workers):
     good = make_parts(tmp_path / "good", {"": {"a": 5, "b": 5}})
     for flags in (["--data", data, "--val-split", 0], ["--data", good, "--val", data]):
         code, _, stderr = train(*flags, *SMALL, "--on-bad-sample", policy, "--workers", workers, "--out",
-                                tmp_path / str(len(flags[1].name)))
-        message = one_line(stderr)
-        assert code == 2 and ("none of 20 samples can be read" in message or "bad0.png" in message)
+                                tmp_path / f"run-{len(flags)}-{flags[2]}")
+        assert code == 2 and "none of 20 samples can be read; the last: image " in one_line(stderr)
 
 
 def test_whole_batches_bad(train, tmp_path):
@@ -282,7 +285,8 @@ def test_modes_and_sizes_train_and_all_programs_see_the_same_pixels(mixed, train
         assert [predicted[str(file)][name] for name in trained.classes] == pytest.approx(expected, abs=1e-5), file
     code, found = outcome(evaluate.main, capsys, "--run", run, "--checkpoint", "latest", "--batch-size", 7)
     for values in (found, rows[-1]):
-        assert float(values["accuracy"]) == pytest.approx(accuracy) and float(values["loss"]) == pytest.approx(loss, rel=1e-5)
+        assert float(values["accuracy"]) == pytest.approx(accuracy)
+        assert float(values["loss"]) == pytest.approx(loss, rel=1e-5)
 
 
 # D23
@@ -363,26 +367,30 @@ def test_workers_change_no_bit(train, tmp_path):
 # D25
 
 
-def in_small_shm(*command, timeout=150):
+def in_small_shm(folder, *command):
     """Runs a command where /dev/shm has 4 MB; the last line of its output lists what lies there at the end."""
-    script = 'mount -t tmpfs -o size=4m tmpfs /dev/shm || exit 99; "$@"; code=$?; echo "left: $(ls /dev/shm)"; exit $code'
+    script = ('mount -t tmpfs -o size=4m tmpfs /dev/shm || exit 99; "$@"; code=$?; echo "left: $(ls /dev/shm)"; '
+              "exit $code")
     try:
-        return subprocess.run(["unshare", "-rm", "sh", "-c", script, "sh", *map(str, command)], capture_output=True,
-                              text=True, timeout=timeout)
+        return subprocess.run(["unshare", "-rm", "sh", "-c", script, "sh", *map(str, command)], cwd=folder,
+                              capture_output=True, text=True, timeout=150)
     except FileNotFoundError:
         pytest.skip("there is no unshare(1)")
 
 
 def test_little_shared_memory_is_enough(tmp_path):
-    """Batches of 6 MB, twelve times: workers' memory has no name in /dev/shm and is not bound by its size."""
-    probe = in_small_shm("true")
+    """Batches of 4.9 MB, three of them at once: workers' memory has no name in /dev/shm, whose size does not matter."""
+    probe = in_small_shm(tmp_path, "true")
     if probe.returncode:
         pytest.skip(f"namespaces are not allowed here: {probe.stderr.strip()}")
-    done = in_small_shm(sys.executable, SCRIPT, "--data", "synthetic:160,256x256x3,2", "--batch-size", 32, "--model",
-                        "mlp", "--epochs", 2, "--lr", 0.001, "--workers", 2, "--worker-kind", "process", *QUIET, "--out",
-                        tmp_path / "run")
+    (tmp_path / "pooled.py").write_text(
+        "from mxnet.gluon import nn\n\n\ndef net(classes):\n    body = nn.HybridSequential()\n"
+        "    body.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(classes))\n    return body\n")
+    done = in_small_shm(tmp_path, sys.executable, SCRIPT, "--data", "synthetic:320,160x160x3,2", "--batch-size", 64,
+                        "--model", "pooled:net", "--epochs", 1, "--workers", 2, "--worker-kind", "process", *QUIET,
+                        "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    assert [row["samples"] for row in metrics(tmp_path / "run")] == ["144", "16"] * 2
+    assert [row["samples"] for row in metrics(tmp_path / "run")] == ["288", "32"]
     assert done.stdout.splitlines()[-1] == "left: "
 
 
@@ -419,8 +427,8 @@ def test_an_interrupt_leaves_no_worker(train, tmp_path, monkeypatch, where, kind
 
     place, call = {"update": (loop, 2), "evaluate": (Layout, 2), "save": (loop, 2)}[where]
     data = image_folder(tmp_path / "f", 40, side=20)
-    before = set(os.listdir("/dev/shm"))
-    flags = ["--data", data, "--val-split", 0.5, *SMALL, "--workers", 2, "--worker-kind", kind, "--out", tmp_path / "run"]
+    flags = ["--data", data, "--val-split", 0.5, *SMALL, "--workers", 2, "--worker-kind", kind, "--out",
+             tmp_path / "run"]
     seen = []
 
     def interrupt():
@@ -434,7 +442,6 @@ def test_an_interrupt_leaves_no_worker(train, tmp_path, monkeypatch, where, kind
     assert code == 130 and "Traceback" not in stderr and stdout == ""
     assert seen and seen[0] >= 2  # there were workers
     assert_no_workers()
-    assert set(os.listdir("/dev/shm")) <= before
     assert train("--resume", tmp_path / "run")[0] == 0
     assert_no_workers()
 
@@ -462,11 +469,17 @@ def children(pid):
     return found
 
 
-def runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def running(session):
+    """The processes of a session that are more than an exit code that nobody has asked for."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rsplit(")", 1)[1].split()[:4]
+        except OSError:  # it has just ended
+            continue
+        if int(its_session) == session and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
 
 
 @pytest.mark.parametrize("kind, signals, codes", [
@@ -480,41 +493,38 @@ def runs(pid):
 def test_signals_from_outside_leave_nothing(tmp_path, kind, signals, codes):
     """SIGTERM to the main process only, SIGINT twice within a second, and the normal end."""
     data = image_folder(tmp_path / "f", 200, side=40)
-    before = set(os.listdir("/dev/shm"))
     flags = ["--data", data, *SMALL, "--epochs", 500 if signals else 2, "--workers", 2, "--worker-kind", kind, "--out",
              tmp_path / "run"]
     with open(tmp_path / "stderr.txt", "wb") as stderr:
         process = subprocess.Popen([sys.executable, str(SCRIPT), *map(str, flags)], stdout=subprocess.DEVNULL,
                                    stderr=stderr, start_new_session=True)
     try:
-        deadline, workers = time.monotonic() + 100, []
-        while process.poll() is None and len(workers) < (4 if kind == "process" else 0) or not (
-                tmp_path / "run" / "metrics.csv").exists():
-            workers = children(process.pid)
+        deadline = time.monotonic() + 100
+        table = tmp_path / "run" / "metrics.csv"
+        while not table.exists() or len(metrics(table.parent)) < 2:  # training and validation have workers then
             assert time.monotonic() < deadline, (tmp_path / "stderr.txt").read_text()
             time.sleep(0.01)
+        if signals:
+            assert len(children(process.pid)) == (4 if kind == "process" else 0)
         for number in signals:
             os.kill(process.pid, number)
             time.sleep(0.1)
         assert process.wait(timeout=60) in codes
         deadline = time.monotonic() + 10
-        while any(map(runs, workers)):
-            assert time.monotonic() < deadline, "worker processes are left"
+        while running(process.pid):
+            assert time.monotonic() < deadline, running(process.pid)
             time.sleep(0.01)
-        with pytest.raises(ProcessLookupError):
-            os.killpg(process.pid, 0)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
-    assert set(os.listdir("/dev/shm")) <= before
 
 
 # D27 and D28
 
 
 class Numbers(gluon.data.Dataset):
-    """A dataset of one's own: Python code. Items: (8,) float32, a label of 2."""
+    """A dataset of one's own: Python code. Items: (1000,) float32, a label of 2."""
 
     def __init__(self, length, threads=False):
         self.length, self.threads = length, threads
@@ -523,8 +533,7 @@ class Numbers(gluon.data.Dataset):
         return self.length
 
     def __getitem__(self, index):
-        x = np.random.RandomState(index).normal(size=8).astype("float32")
-        return x, np.int32(x[0] > 0)
+        return np.full(1000, index % 7 / 7, "float32"), np.int32(index % 2)
 
 
 def network():
@@ -590,8 +599,10 @@ class Memory(Callback):
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_memory_stays_flat(kind):
-    """2,000 updates in 20 epochs with validation. 40 KB of arrays per batch: 80 MB, were they all held."""
+    """2,000 updates in 20 epochs with validation. Batches are 32 KB: 38 MB, were those of the last 12 epochs held."""
     memory = Memory()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # memory that tests before gave back to malloc would hide what is held here
     data = Numbers(800, threads=kind == "thread")
     files = len(os.listdir("/proc/self/fd"))
     mxtrain.fit(network(), data, Numbers(40, threads=kind == "thread"), batch_size=8, epochs=20, lr=0.01, workers=2,

@@ -48,28 +48,24 @@ def find(path: str) -> Optional[Found]:
 
 def source(found: Found, config: DataConfig) -> parts.Source:
     """What `find` found, and what --val names, of the same kind."""
-    train, val, places = _read(found)
-    notes: List[str] = []
+    train, val, places, notes = _read(found)
     if config.val is not None:
-        path = os.path.expanduser(config.val)
-        val_found = find(path)
-        if val_found is None:
-            raise UserError(f"--val {config.val}: must hold numpy arrays, as --data {found.place} does")
         if val is not None:
             notes.append(f"{places[1]}: not used, because of --val {config.val}")
-        own, own_val, own_places = _read(val_found)
+        own, own_val, own_places, more = _read(find(os.path.expanduser(config.val)))
+        notes += more
         val, places = (own, (places[0], own_places[0])) if own_val is None else (own_val, (places[0], own_places[1]))
     train, val, classes = parts.numbered(train, val, places)
     train, val, split_notes = parts.checked_parts(train, val, found.place, config)
     return parts.in_memory("arrays", train, val, classes, "none", notes + split_notes)
 
 
-def _read(found: Found) -> Tuple[Pair, Optional[Pair], Tuple[str, Optional[str]]]:
-    """Training part, validation part or None, and what to call their labels in messages."""
+def _read(found: Found) -> Tuple[Pair, Optional[Pair], Tuple[str, Optional[str]], List[str]]:
+    """Training part, validation part or None, what to call their labels in messages, and notes."""
     if found.files:
         roles = _roles(found.files)
         read = {name: _load(found.files[name], mmap_mode="r") for pair in roles.values() for name in pair}
-        called = dict(found.files)
+        called, there = dict(found.files), found.files
     else:
         archive = _load(found.place)
         if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -81,13 +77,15 @@ def _read(found: Found) -> Tuple[Pair, Optional[Pair], Tuple[str, Optional[str]]
                 raise UserError(f"{found.place}: must hold x and y, or images and labels, or x_train and y_train; it "
                                 f"holds {parts.listed(archive.files)}")
             read = {name: _member(archive, names[name], found.place) for pair in roles.values() for name in pair}
-            called = {name: f"{found.place}, array {names[name]}" for name in read}
+            called, there = {name: f"{found.place}, array {names[name]}" for name in read}, names
     pairs = {role: _checked(*(read[name] for name in pair), *(called[name] for name in pair))
              for role, pair in roles.items()}
     places = {role: called[pair[1]] for role, pair in roles.items()}
     if "train" not in pairs:
         raise UserError(f"{found.place}: holds a validation part and no training part")
-    return pairs["train"], pairs.get("val"), (places["train"], places.get("val"))
+    unused = [name for name in there if name not in read]
+    notes = [f"{found.place}: not used: {parts.listed(unused)}"] if unused else []
+    return pairs["train"], pairs.get("val"), (places["train"], places.get("val")), notes
 
 
 def _roles(names) -> Dict[str, Tuple[str, str]]:

@@ -109,7 +109,8 @@ def source_of_files(
             )
     else:
         train, val = part.images, val_part.images
-        notes += unused_split(config, val_part.root) + check_val_classes(val_part, classes)
+        check_val_classes(val_part, classes)
+        notes += unused_split(config, val_part.root)
     return Source(
         name=name,
         train=labelled_files(train, classes),

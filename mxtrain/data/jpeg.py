@@ -13,6 +13,7 @@ import ctypes
 import ctypes.util
 import functools
 import importlib.metadata
+import logging
 import struct
 import threading
 from typing import NamedTuple, Optional, Tuple
@@ -21,6 +22,8 @@ import cv2
 import numpy as np
 
 from mxtrain.errors import BadSample
+
+_log = logging.getLogger("mxtrain")
 
 Box = Tuple[int, int, int, int]
 """Top, left, height, width."""
@@ -80,7 +83,8 @@ class Jpeg:
 
     def _stored(self, box: Box, factor: int) -> np.ndarray:
         """A box of the picture as it is stored, scaled down by `factor`, in coordinates of the result."""
-        pixels = None if factor in self._decoded else _turbo_cut(self._encoded, self._header, box, factor)
+        pixels = None if factor in self._decoded else _turbo_cut(self._encoded, self._header, box,
+                                                                     factor, self._name)
         if pixels is not None:
             return pixels
         top, left, height, width = box
@@ -152,9 +156,9 @@ def _orientation(tiff: bytes) -> int:
 
 def _reduced(box: Box, factor: int) -> Box:
     """A box in the coordinates of a picture that is scaled down by `factor`: the nearest whole pixels."""
-    top, left, height, width = box
-    y, x = round(top / factor), round(left / factor)
-    return y, x, max(1, round((top + height) / factor) - y), max(1, round((left + width) / factor) - x)
+    top, left, bottom, right = ((edge + factor // 2) // factor  # halves up: no box gets smaller by where it lies
+                                for edge in (box[0], box[1], box[0] + box[2], box[1] + box[3]))
+    return top, left, bottom - top, right - left
 
 
 # libjpeg-turbo's TurboJPEG interface, version 3
@@ -168,7 +172,8 @@ class _Factor(ctypes.Structure):
     _fields_ = [("num", ctypes.c_int), ("denom", ctypes.c_int)]
 
 
-_DECOMPRESS, _RGB = 1, 0  # TJINIT_DECOMPRESS, TJPF_RGB
+_DECOMPRESS, _RGB, _WARNING = 1, 0, 0  # TJINIT_DECOMPRESS, TJPF_RGB, TJERR_WARNING
+_MOST_WARNINGS = 20
 _ALIGNMENT = 32  # a multiple of the width of every kind of block of coefficients
 _MARGIN = 16  # pixels around the box, so that colors at its border are interpolated as in the whole picture
 
@@ -194,6 +199,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     handle, size, integer, pointer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
     for name, result, *arguments in (
         ("tj3Init", handle, integer),
+        ("tj3GetErrorCode", integer, handle),
+        ("tj3GetErrorStr", ctypes.c_char_p, handle),
         ("tj3Destroy", None, handle),
         ("tj3DecompressHeader", integer, handle, pointer, size),
         ("tj3SetScalingFactor", integer, handle, _Factor),
@@ -216,10 +223,18 @@ class _Decoder:
 
 
 _decoders = threading.local()
+_warned = set()
 
 
-def _turbo_cut(encoded: bytes, header: Header, box: Box, factor: int) -> Optional[np.ndarray]:
-    """Jpeg._stored by libjpeg-turbo, None where it is not there or does not like the file."""
+def _warn(name: str, text: str) -> None:
+    """Says once of a file that its content is damaged, which decoders make up for as well as they can."""
+    if name not in _warned and len(_warned) < _MOST_WARNINGS:
+        _warned.add(name)
+        _log.warning("%s: damaged, but decoded: %s", name, text)
+
+
+def _turbo_cut(encoded: bytes, header: Header, box: Box, factor: int, name: str) -> Optional[np.ndarray]:
+    """Jpeg._stored by libjpeg-turbo, None where it is not there or cannot decode the file."""
     library = _library()
     if library is None:
         return None
@@ -240,6 +255,9 @@ def _turbo_cut(encoded: bytes, header: Header, box: Box, factor: int) -> Optiona
         or library.tj3SetCroppingRegion(handle, region)
         or library.tj3Decompress8(handle, encoded, len(encoded), pixels.ctypes.data, pixels.strides[0], _RGB)
     )
-    if failed:
+    if failed and library.tj3GetErrorCode(handle) != _WARNING:
+        del _decoders.decoder  # it may not recover
         return None
+    if failed:
+        _warn(name, library.tj3GetErrorStr(handle).decode("utf-8", "replace"))
     return pixels[top - first_y:top - first_y + height, left - first_x:left - first_x + width]

@@ -7,8 +7,10 @@ that the order of the rows plays no part.
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
+import stat
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -91,6 +93,8 @@ def _lst_rows(path: str) -> List[Row]:
     for line, text in enumerate(lines, start=1):
         if not text.strip():
             continue
+        if "\0" in text:
+            raise UserError(f"{path}, line {line}: holds a NUL character: it is no list, or damaged")
         fields = text.rstrip("\r").split("\t")
         if len(fields) < 3:
             raise UserError(f"{path}, line {line}: has {len(fields)} fields between tabs; expected a number, a label "
@@ -148,8 +152,10 @@ def _images(path: str, root: str, rows: Sequence[Row]) -> Tuple[Dict[str, List[I
     first: Dict[str, Row] = {}
     missing: List[Tuple[Row, str]] = []
     twice = 0
+    below = os.path.join(os.path.abspath(root), "")
     for row in rows:
-        name = posixpath.normpath(row.path)
+        # What lies below the root has the same name, and so the same part, wherever the root is.
+        name = posixpath.normpath(row.path[len(below):] if row.path.startswith(below) else row.path)
         file = os.path.join(root, os.path.expanduser(row.path))
         before = first.setdefault(name, row)
         if before.label != row.label:
@@ -157,11 +163,14 @@ def _images(path: str, root: str, rows: Sequence[Row]) -> Tuple[Dict[str, List[I
                             f"{before.label!r} in line {before.line}")
         twice += before is not row
         try:
-            size = os.stat(file).st_size
+            status = os.stat(file)
         except OSError as error:
             missing.append((row, error.strerror))
             continue
-        images.setdefault(row.label, []).append(Image(file, name, size))
+        if stat.S_ISDIR(status.st_mode):
+            missing.append((row, os.strerror(errno.EISDIR)))
+            continue
+        images.setdefault(row.label, []).append(Image(file, name, status.st_size))
     if missing:
         row, why = missing[0]
         more = f" ({len(missing)} of {len(rows)} rows)" if len(missing) > 1 else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import deque
 from typing import Callable, Iterator, Optional, Sequence, Tuple
 
@@ -58,7 +59,7 @@ class Loader(gluon.data.DataLoader):
     this process. on_bad: what a sample that raises BadSample does: "stop" raises it, "skip" leaves it out.
     """
 
-    _pool = None  # __del__ reads it also after an __init__ that raised
+    _worker_pool = None  # gluon's, which its __del__ reads also after an __init__ that raised
 
     def __init__(
         self,
@@ -80,10 +81,11 @@ class Loader(gluon.data.DataLoader):
         self.workers = 0 if self._rows else kinds.cores() if workers is None else workers
         self.worker_kind = kinds.best_kind(dataset) if worker_kind == "auto" else worker_kind
         self._on_bad, self._named = on_bad, set()
-        self._pending = deque()
+        self._crew, self._pending = None, deque()
         super().__init__(dataset, batch_sampler=self.sampler, batchify_fn=stack)
         if self.sampler.dropped:
-            _log.info("--last-batch drop leaves out %d of %d samples in every epoch", self.sampler.dropped, len(dataset))
+            dropped = self.sampler.dropped
+            _log.info("--last-batch drop leaves out %d of %d samples in every epoch", dropped, self.samples)
 
     @property
     def samples(self) -> int:
@@ -103,7 +105,7 @@ class Loader(gluon.data.DataLoader):
 
     def ready(self) -> bool:
         """Whether the next batch is there, or made in no time."""
-        return bool(self._rows) or bool(self._pending and self._pool.ready(self._pending[0]))
+        return bool(self._rows) or bool(self._pending and self._crew.ready(self._pending[0]))
 
     def advice(self) -> str:
         """What may make it faster."""
@@ -119,13 +121,12 @@ class Loader(gluon.data.DataLoader):
         return (self._from_memory if self._rows else self._read_ahead)(*self.sampler.position)
 
     def close(self) -> None:
-        """Ends the workers; another iteration starts them again."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-
-    def __del__(self):  # gluon's own wants a pool of its own
-        self.close()
+        """Ends the workers and any iteration; another iteration starts them again."""
+        self._pending.clear()  # also for the iteration that holds it
+        self._pending = deque()
+        if self._crew is not None:
+            self._end()
+            self._crew = None
 
     def _from_memory(self, epoch: int, start: int) -> Iterator[Batch]:
         for batch in range(start, len(self)):
@@ -140,32 +141,38 @@ class Loader(gluon.data.DataLoader):
         try:
             for batch in range(start, len(self)):
                 if self._pending is not pending:
-                    raise RuntimeError("another iteration of this loader has begun: there is one at a time")
-                self._pool.finish(pending[0])
+                    raise RuntimeError("this iteration is over: the loader was closed, or another one has begun, of "
+                                       "which there is one at a time")
+                self._crew.finish(pending[0])
                 whole = self._whole(pending.popleft())
                 self._fill(epoch, batch + 1)
                 yield whole
             self.sampler.start_at(epoch + 1)
+        except (KeyboardInterrupt, SystemExit):  # perhaps in the middle of a worker's message
+            self.close()
+            raise
         finally:
             for assembly in pending:
-                self._pool.cancel(assembly)
+                self._crew.cancel(assembly)
 
     def _begin(self, epoch: int, start: int) -> None:
         """Sees to it that exactly the batches from a position on are in the making."""
-        if self._pool is None:
-            self._pool = self._start_workers()
+        if self._crew is None:
+            self._crew = self._start_workers()
+            self._end = weakref.finalize(self, self._crew.close)  # also before the interpreter ends
         before, self._pending = self._pending, deque()
         for assembly in before:
             if (assembly.epoch, assembly.batch) == (epoch, start + len(self._pending)) and not assembly.cancelled:
                 self._pending.append(assembly)
             else:
-                self._pool.cancel(assembly)
+                self._crew.cancel(assembly)
+        before.clear()  # an iteration that was given up has nothing left to cancel
         self._fill(epoch, start)
 
     def _fill(self, epoch: int, start: int) -> None:
         """Has the batches made that should be in the making when `start` is the one that is wanted next."""
-        for batch in range(start + len(self._pending), min(start + 1 + self._pool.ahead, len(self))):
-            self._pending.append(self._pool.start(epoch, batch))
+        for batch in range(start + len(self._pending), min(start + 1 + self._crew.ahead, len(self))):
+            self._pending.append(self._crew.start(epoch, batch))
 
     def _start_workers(self):
         if not self.workers:
@@ -191,14 +198,16 @@ class Loader(gluon.data.DataLoader):
             _log.warning("more samples are left out; they are counted in the column skipped of metrics.csv")
 
 
-def loaders(train, val, config: DataConfig, batch_size: int, seed: int) -> Tuple[Loader, Optional[Loader]]:
+def loaders(train, val, config: DataConfig, batch_size: int, seed: int,
+            part: Callable = kinds.everything) -> Tuple[Loader, Optional[Loader]]:
     """The loaders of a run's training and validation datasets (None: without one), as the settings say."""
-    common = {"workers": config.workers, "worker_kind": config.worker_kind, "on_bad": config.on_bad_sample}
+    common = {"workers": config.workers, "worker_kind": config.worker_kind, "on_bad": config.on_bad_sample,
+              "part": part}
     order = {"block": config.shuffle_block, "window": config.shuffle_window}
-    return (
-        Loader(train, batch_size, seed, config.shuffle, config.last_batch, **common, **order),
-        None if val is None else Loader(val, batch_size, shuffle="none", **common),
-    )
+    train_loader = Loader(train, batch_size, seed, config.shuffle, config.last_batch, **common, **order)
+    if config.workers and not train_loader.workers:
+        _log.info("--workers %d has no effect: these samples lie in memory", config.workers)
+    return train_loader, None if val is None else Loader(val, batch_size, shuffle="none", **common)
 
 
 def stack(samples: Sequence) -> tuple:

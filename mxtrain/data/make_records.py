@@ -43,8 +43,8 @@ class RecordsConfig:
     large); default: as-is, or jpeg with --resize."""
     resize: Optional[int] = None
     """Shorter side in pixels that larger images are scaled down to (default: none)."""
-    quality: int = 95
-    """Of --encoding jpeg, from 1 to 100."""
+    quality: Optional[int] = None
+    """Of --encoding jpeg, from 1 to 100 (default: 95)."""
     data_root: Optional[str] = None
     """Folder that the paths in a list start from (default: the folder of the list)."""
     image_column: Optional[str] = None
@@ -69,11 +69,14 @@ class RecordsConfig:
         for flag, value in (("--resize", self.resize), ("--workers", self.workers)):
             if value is not None and value < 1:
                 raise UserError(f"{flag} {value}: must be at least 1")
-        if not 1 <= self.quality <= 100:
+        if self.quality is not None and not 1 <= self.quality <= 100:
             raise UserError(f"--quality {self.quality}: must be from 1 to 100")
         if self.on_bad_sample not in ("stop", "skip"):
             raise UserError(f"--on-bad-sample {self.on_bad_sample}: must be stop or skip")
         self.encoding = self.encoding or ("as-is" if self.resize is None else "jpeg")
+        if self.quality is not None and self.encoding != "jpeg":
+            raise UserError(f"--quality {self.quality}: has no effect with --encoding {self.encoding}; it is for jpeg")
+        self.quality = self.quality or (95 if self.encoding == "jpeg" else None)
 
 
 def main(argv: List[str]) -> int:
@@ -117,22 +120,25 @@ def make_records(settings: RecordsConfig) -> List[dict]:
 
 def _parts(settings: RecordsConfig) -> Tuple[List[Tuple[Paths, List[Item], Optional[List[str]]]], List[str]]:
     """Where to write what, with the names of the classes where the labels are not the names; and notes."""
-    from mxtrain.data import folder, listing  # they import mxnet and cv2, which --help need not wait for
+    from mxtrain.data import folder, listing, sources  # they import mxnet and cv2, which --help need not wait for
 
     source, out = os.path.expanduser(settings.data), os.path.expanduser(settings.out)
     into_folder = out.endswith("/") or os.path.isdir(out)
     single = paths_of(os.path.join(out, "train") if into_folder else out)
+    fields = ("data", "data_root", "image_column", "label_column")
+    which = DataConfig(**{name: getattr(settings, name) for name in fields})
     if listing.find(source):
-        fields = ("data", "data_root", "image_column", "label_column")
-        found = listing.read(source, DataConfig(**{name: getattr(settings, name) for name in fields}))
-        return [(single, *_of_list(found))], found.notes
+        found = listing.read(source, which)
+        return [(single, *_of_list(found))], found.notes + sources.unused(which, "list")
     if not os.path.isdir(source):
         fault = "is neither a folder nor a list (.lst, .csv, .tsv)" if os.path.exists(source) else "does not exist"
         raise UserError(f"--data {settings.data}: {fault}")
+    if os.path.isdir(out) and os.path.samefile(out, source):
+        raise UserError(f"--out {settings.out}: is the source; records there would be taken for it from now on")
     train_root, val_root, notes = folder.parts(source)
     train = folder.scan(train_root)
     classes = list(train.images)
-    notes += train.notes() + folder.class_notes(classes)
+    notes += train.notes() + folder.class_notes(classes) + sources.unused(which, "folder")
     if val_root is None:
         return [(single, _of_folder(train, classes), classes)], notes
     val = folder.scan(val_root)
@@ -162,7 +168,7 @@ def _how(settings: RecordsConfig) -> dict:
     import cv2
 
     return {"encoding": settings.encoding, "resize": settings.resize,
-            "quality": settings.quality if settings.encoding == "jpeg" else None, "opencv": cv2.__version__}
+            "quality": settings.quality, "opencv": cv2.__version__}
 
 
 def _check_free(paths: Paths, settings: RecordsConfig) -> None:

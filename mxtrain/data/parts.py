@@ -135,8 +135,8 @@ def hold_out_by_name(names: Sequence[str], share: float) -> np.ndarray:
 
 def val_classes(place: str, names: Iterable[str], classes: List[str]) -> List[str]:
     """Notes on classes without validation images. UserError for a class that training does not have."""
-    names = list(names)
-    extra = [name for name in names if name not in classes]
+    known, names = set(classes), dict.fromkeys(names)
+    extra = [name for name in names if name not in known]
     if extra:
         raise UserError(
             f"{place}: class {listed(extra)} has no training images; the classes are {listed(classes)}"

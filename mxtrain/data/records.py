@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The records of a file, in the order of the file; each field but the last three has one value for each."""
+    """The records of a file, in its order: starts, ends, numbers, labels and names have one value for each."""
 
     file: RecordFile
     starts: np.ndarray
@@ -127,8 +127,6 @@ def source(found: Found, config: DataConfig) -> parts.Source:
         if val_path is not None:
             notes.append(f"{val_path}: not used, because of --val {config.val}")
         val_found = find(os.path.expanduser(config.val))
-        if val_found is None:
-            raise UserError(f"--val {config.val}: must be a record file, as --data {found.train} is")
         val_path = val_found.val or val_found.train
     part = open_part(found.train)
     used = np.unique(part.labels)
@@ -153,8 +151,9 @@ def source(found: Found, config: DataConfig) -> parts.Source:
 
 
 def _class_notes(part: Part, used: np.ndarray, classes: List[str]) -> List[str]:
-    if part.classes is None:
-        return []  # numbers in their own order
+    if part.classes is None:  # numbers in their own order
+        missing = f"{paths_of(part.file.path).classes}: is not there; the classes are called by their numbers"
+        return [] if part.checksum else [missing]
     unused = [part.classes[number] for number in np.setdiff1d(np.arange(len(part.classes)), used)]
     left_out = [f"{part.file.path}: no images of class {parts.listed(unused)}, which is left out"] if unused else []
     return class_notes(classes) + left_out
@@ -185,11 +184,11 @@ def _validation(
     """
     used = np.unique(part.labels)
     found = [_name(part, number, part.classes or names) for number in used]
-    notes = part.notes + parts.val_classes(part.file.path, found, classes)
+    parts.val_classes(part.file.path, found, classes)
     label = {name: number for number, name in enumerate(classes)}
     y = np.array([label[name] for name in found], np.int32)[np.searchsorted(used, part.labels)]
     rows = np.arange(len(y))
-    return RecordDataset(part, rows, y), _fingerprint_lines(part, rows), notes
+    return RecordDataset(part, rows, y), _fingerprint_lines(part, rows), part.notes
 
 
 def open_part(path: str) -> Part:
@@ -314,15 +313,21 @@ def _picture(content: bytes, name: str) -> images.Picture:
     return image if image.shape[2] == 3 else np.repeat(image, 3, axis=2)
 
 
+def _folders_in(folder: str) -> List[str]:
+    """The folders in a folder, but for hidden ones: classes of images, perhaps."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
 def _find_in(folder: str) -> Optional[Found]:
     names = {name[:-4].lower(): os.path.join(folder, name) for name in sorted(os.listdir(folder))
              if name.lower().endswith(".rec") and not name.startswith(".")}
     train = next((names[name] for name in TRAIN_NAMES if name in names), None)
     if train is not None:
         val = next((names[name] for name in VAL_NAMES if name in names), None)
-        unused = [os.path.basename(path) for path in names.values() if path not in (train, val)]
+        unused = [os.path.basename(path) for path in names.values() if path not in (train, val)] + _folders_in(folder)
         return Found(train, val, [f"{folder}: not used: {parts.listed(unused)}"] if unused else [])
-    if not names or any(entry.is_dir() and not entry.name.startswith(".") for entry in os.scandir(folder)):
+    if not names or _folders_in(folder):
         return None
     if len(names) > 1:
         raise UserError(f"{folder}: holds {parts.listed([os.path.basename(path) for path in names.values()])} but no "

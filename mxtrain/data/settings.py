@@ -132,6 +132,8 @@ class DataConfig:
         for flag, size in (("--shuffle-block", self.shuffle_block), ("--shuffle-window", self.shuffle_window)):
             if size < 1:
                 raise UserError(f"{flag} {size}: must be at least 1")
+            if self.shuffle != "block" and size != getattr(DataConfig, flag[2:].replace("-", "_")):
+                raise UserError(f"{flag} {size}: has no effect with --shuffle {self.shuffle}, only with block")
         for flag, value, allowed in (
             ("--last-batch", self.last_batch, LastBatch),
             ("--shuffle", self.shuffle, Shuffle),

@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
+import numpy as np
 from mxnet import gluon
 
 from mxtrain.data import arrays, cifar, digits, folder, idx, listing, records, synthetic
 from mxtrain.data.datasets import transformed
 from mxtrain.data.delivery import by, delivery_of
-from mxtrain.data.folder import labelled_files  # noqa: F401 - evaluate.py finds it here
-from mxtrain.data.parts import Source
+from mxtrain.data.parts import Source, listed
 from mxtrain.data.settings import DataConfig
 from mxtrain.errors import UserError
 
@@ -99,7 +99,7 @@ def open_source(config: DataConfig) -> Source:
     found = _find("--data", config.data)
     if config.val is not None and found.kind in ("folder", "records", "list", "arrays"):
         val_kind = _find("--val", config.val).kind
-        if "folder" in (found.kind, val_kind) and val_kind != found.kind:
+        if val_kind != found.kind:
             raise UserError(
                 f"--val {config.val}: is {_KINDS[val_kind]}, but --data {config.data} is {_KINDS[found.kind]}; "
                 "both must be of one kind"
@@ -107,7 +107,8 @@ def open_source(config: DataConfig) -> Source:
     elif config.val is not None and found.kind == "idx":
         _existing_folder("--val", config.val)
     source = found.source(found.place, config)
-    return source._replace(notes=source.notes + _unused(config, found.kind))
+    notes = _about_validation(source, config) + source.notes + unused(config, found.kind)
+    return source._replace(notes=notes)
 
 
 def is_image_folder(path: str) -> bool:
@@ -155,11 +156,29 @@ def _find(flag: str, data: str) -> _Found:
     return _Found("folder", folder.source, root)
 
 
-def _unused(config: DataConfig, kind: str) -> List[str]:
-    """Flags that this kind of data does not look at."""
-    fields = ("data_root", "image_column", "label_column") if kind != "list" else ()
+def _about_validation(source: Source, config: DataConfig) -> List[str]:
+    """Notes on validation by the training images, and on classes without images, whether held out or given."""
+    notes = []
+    places = [os.path.realpath(os.path.expanduser(path)) for path in (config.data, config.val or "")]
+    if config.val is not None and places[0] == places[1]:
+        notes.append(f"--val {config.val}: is --data itself")
+    if source.val is not None:
+        counts = np.bincount(source.val.y, minlength=len(source.classes))
+        missing = [name for name, count in zip(source.classes, counts) if not count]
+        if missing:
+            notes.append(f"{config.val or config.data}: no validation images of class {listed(missing)}")
+    return notes
+
+
+def unused(config: DataConfig, kind: str) -> List[str]:
+    """Notes on flags that this kind of data, one of _KINDS, does not look at."""
+    what = _KINDS[kind]
+    fields = ("data_root", "image_column", "label_column")
+    if kind == "list":
+        tables = [path for path in (config.data, config.val) if path and not path.lower().endswith(".lst")]
+        what, fields = "a .lst, which has no names of columns", () if tables else fields[1:]
     return [
-        f"--{name.replace('_', '-')} {getattr(config, name)} has no effect: {config.data} is {_KINDS[kind]}"
+        f"--{name.replace('_', '-')} {getattr(config, name)} has no effect: {config.data} is {what}"
         for name in fields
         if getattr(config, name) is not None
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Optional, Tuple
 
@@ -16,6 +17,7 @@ from mxtrain.errors import UserError
 
 _SPEC = re.compile(r"synthetic(?::(\d+)(?:,(\d+)x(\d+)x(\d+)(?:,(\d+))?)?)?")
 _COUNT, _SHAPE, _CLASSES = 1000, (224, 224, 3), 10
+_MOST = 100_000_000  # images, and values of an image: some GB of memory
 _NOISE = 64
 # More than an image of the default size, and prime, so that the noise of all images starts elsewhere.
 _NOISE_LENGTH = 1_000_003
@@ -88,6 +90,8 @@ def _parse(data: str) -> Tuple[int, Shape, int]:
     if shape[2] not in (1, 3) or not all(shape) or classes < 2 or count < classes:
         raise UserError(f"--data {data}: needs a height and a width of at least 1, 1 or 3 channels, 2 classes or more, "
                         "and an image for each class")
+    if count > _MOST or math.prod(shape) > _MOST:
+        raise UserError(f"--data {data}: at most {_MOST:,} images of as many values each can be made up")
     return count, shape, classes
 
 

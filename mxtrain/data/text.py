@@ -66,6 +66,8 @@ def open_texts(data: DataConfig, text: TextConfig) -> TextData:
         val = labelled(table, text.text_column, data.label_column)
         check_known(val, classes)
         more = [*table.notes, *_overlap(train, val)]
+    more += absent(train, classes, "training texts")  # of texts with several labels, all rows are held out
+    more += absent(val, classes, "validation texts") if val else []
     how = Features(text.ngrams, text.buckets, text.max_tokens)
     train_data, train_notes = dataset(train, classes, how, "training")
     val_data, val_notes = dataset(val, classes, how, "validation") if val else (None, [])
@@ -120,11 +122,18 @@ def dataset(part: Labelled, classes: List[str], how: Features, name: str) -> Tup
 
 def check_known(part: Labelled, classes: Sequence[str]) -> None:
     """Raises UserError for a label that is none of the classes."""
-    unknown = [(label, line) for label, line in zip(part.labels, part.lines) if label not in set(classes)]
+    known = set(classes)
+    unknown = [(label, line) for label, line in zip(part.labels, part.lines) if label not in known]
     if unknown:
         label, line = unknown[0]
         raise UserError(f"{part.path}, line {line}: label {label!r} is none of the classes that are trained: "
                         + listed(classes))
+
+
+def absent(part: Labelled, classes: Sequence[str], texts: str = "texts") -> List[str]:
+    """A note on classes without any `texts`."""
+    missing = sorted(set(classes) - set(part.labels))
+    return [f"{part.path}: no {texts} of class {listed(missing)}"] if missing else []
 
 
 def _check_classes(part: Labelled, classes: List[str]) -> None:
@@ -164,10 +173,10 @@ def _hold_out(whole: Labelled, classes: List[str], fraction: float) -> Tuple[Lab
     if fraction == 0:
         return whole, None, notes
     owner = dict(zip(reversed(keys), reversed(whole.labels)))  # of a text with several labels, its first
-    held = set()
-    for name in classes:
-        own = [key for key, label in owner.items() if label == name]
-        held |= {key for key, out in zip(own, hold_out_by_name(own, fraction)) if out}
+    keys_of: Dict[str, List[str]] = defaultdict(list)
+    for key, label in owner.items():
+        keys_of[label].append(key)
+    held = {key for own in keys_of.values() for key, out in zip(own, hold_out_by_name(own, fraction)) if out}
     val = [i for i, key in enumerate(keys) if key in held]
     if not val:
         raise UserError(f"{whole.path}: no class has two different texts, of which one could be held out; give --val, "

@@ -24,18 +24,22 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import contextmanager
 from multiprocessing import connection
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from mxtrain.data.sampler import BatchSampler
-from mxtrain.errors import BadSample, TrainingError
+from mxtrain.errors import BadSample, TrainingError, UserError
 
 _log = logging.getLogger("mxtrain")
 
 SECONDS_TO_WARN, SECONDS_TO_GIVE_UP = 10, 600
-"""How long a batch may take before it is said which samples are being read, and before the training ends."""
+"""How long a batch may take before it is said which samples are being read, and before the training ends,
+when all the while the same are being read."""
+
+_SECONDS_TO_END = 5  # for threads, in the middle of a sample, when the loader is closed
 
 Bad = Tuple[int, str]
 
@@ -82,7 +86,7 @@ class Reader:
     def columns(self) -> List[Column]:
         """Shapes and types of a sample; found out from the first sample that can be read."""
         if self._columns is None:
-            self._columns = getattr(self.dataset, "columns", None) or self._find_columns()
+            self._columns = self._find_columns()
         return self._columns
 
     def _find_columns(self) -> List[Column]:
@@ -114,12 +118,23 @@ class Reader:
             except BadSample as error:
                 bad.append((row, str(error)))
                 continue
+            self._check(sample, arrays, index)
             for array, value in zip(arrays, sample):
-                if np.shape(value) != array.shape[1:]:
-                    raise ValueError(f"{self.describe(index)} has shape {np.shape(value)}, others have "
-                                     f"{array.shape[1:]}: samples of a batch are of one shape")
                 array[row - first] = value
         return bad
+
+    def _check(self, sample: Sequence, arrays: Sequence[np.ndarray], index: int) -> None:
+        """Raises UserError for a sample that its place in the arrays would change."""
+        if len(sample) != len(arrays):
+            raise UserError(f"{self.describe(index)} has {len(sample)} parts, others have {len(arrays)}")
+        for array, value in zip(arrays, sample):
+            value = np.asarray(value)
+            if value.shape != array.shape[1:]:
+                raise UserError(f"{self.describe(index)} has shape {value.shape}, others have {array.shape[1:]}: "
+                                "samples of a batch are of one shape")
+            if value.dtype != array.dtype and not np.can_cast(value.dtype, array.dtype, "same_kind"):
+                raise UserError(f"{self.describe(index)} is {value.dtype}, others are {array.dtype}: "
+                                "samples of a batch are of one type")
 
     def describe(self, index: int) -> str:
         """Name of a sample, for messages."""
@@ -161,8 +176,12 @@ class Threads:
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._done: queue.SimpleQueue = queue.SimpleQueue()
         self._reading: List[Optional[int]] = [None] * count
+        self._closed = False
+        self._threads = []
         for number in range(count):
-            threading.Thread(target=self._work, args=(number,), name=f"mxtrain-loader-{number}", daemon=True).start()
+            name = f"mxtrain-loader-{number}"
+            self._threads.append(threading.Thread(target=self._work, args=(number,), name=name, daemon=True))
+            self._threads[-1].start()
 
     def start(self, epoch: int, batch: int) -> Assembly:
         assembly = self._reader.new(epoch, batch)
@@ -194,8 +213,14 @@ class Threads:
         assembly.cancelled = True
 
     def close(self) -> None:
+        self._closed = True
         for _ in range(self._count):
             self._tasks.put(None)
+        # A thread that is inside OpenCV when the interpreter ends would abort the process; one that is stuck may.
+        deadline = time.monotonic() + _SECONDS_TO_END
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # in which garbage may be collected, too
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _take(self, result) -> None:
         assembly, bad, error = result
@@ -208,15 +233,20 @@ class Threads:
                 return
             assembly, start, stop = task
             bad, error = [], None
-            if not assembly.cancelled:
-                try:
-                    bad = self._reader.read(assembly.arrays, assembly.first, assembly.epoch, assembly.batch, start, stop,
-                                            lambda index: self._reading.__setitem__(number, index))
-                except BaseException as caught:  # it is raised where the batch is wanted
-                    error = caught
+
+            def note(index):
+                if assembly.cancelled or self._closed:
+                    raise _Unwanted
+                self._reading[number] = index
+
+            try:
+                bad = self._reader.read(assembly.arrays, assembly.first, assembly.epoch, assembly.batch, start, stop,
+                                        note)
+            except BaseException as caught:  # it is raised where the batch is wanted
+                error = caught
             self._reading[number] = None
             self._done.put((assembly, bad, error))
-            del task, assembly  # or the last batch would stay in memory
+            del task, assembly, note, error  # or the last batch would stay in memory
 
 
 class Processes:
@@ -230,29 +260,31 @@ class Processes:
         self._busy: Dict[int, Assembly] = {}
         self._reading = np.frombuffer(mmap.mmap(-1, 8 * count), np.int64)
         self._reading[:] = -1
-        fork, parent = multiprocessing.get_context("fork"), os.getpid()
+        fork, self._parent = multiprocessing.get_context("fork"), os.getpid()
         self._pipes, self._processes = [], []
         for number in range(count):
             here, there = fork.Pipe()
-            process = fork.Process(target=self._work, args=(number, there, [*self._pipes, here], parent), daemon=True,
+            process = fork.Process(target=self._work, args=(number, there, [*self._pipes, here]), daemon=True,
                                    name=f"mxtrain-loader-{number}")
-            process.start()
+            with _opencv_without_threads():
+                process.start()
             there.close()
             self._pipes.append(here)
             self._processes.append(process)
 
     def start(self, epoch: int, batch: int) -> Assembly:
+        patience = _Patience()
         while not self._free:  # all are of batches that nobody waits for any more
-            self._receive(_Patience())
+            self._receive(patience)
         slot, (first, stop) = self._free.pop(), self._reader.part(self._reader.sampler.rows(batch))
         assembly = Assembly(epoch, batch, first, [array[:stop - first] for array in self._slots[slot]])
         self._busy[slot] = assembly
         bounds = [first + assembly.rows * number // self._count for number in range(self._count + 1)]
-        for pipe, start, stop in zip(self._pipes, bounds, bounds[1:]):
+        for number, (start, stop) in enumerate(zip(bounds, bounds[1:]), batch):  # small batches take turns
             if start < stop:
                 assembly.missing += 1
                 try:
-                    pipe.send((slot, first, epoch, batch, start, stop))
+                    self._pipes[number % self._count].send((slot, first, epoch, batch, start, stop))
                 except OSError:  # it has died, which finish() will say
                     pass
         return assembly
@@ -277,6 +309,8 @@ class Processes:
             self._release(assembly)
 
     def close(self) -> None:
+        if os.getpid() != self._parent:  # a child of a user's own fork, which has them from us
+            return
         for pipe, process in zip(self._pipes, self._processes):
             process.kill()  # they hold nothing that would have to be put in order
             pipe.close()
@@ -321,10 +355,11 @@ class Processes:
         return "; ".join(f"{process.name}, process {process.pid}, reads {self._reader.describe(index)}"
                          for process, index in zip(self._processes, self._reading.tolist()) if index >= 0)
 
-    def _work(self, number: int, pipe, others: list, parent: int) -> None:
+    def _work(self, number: int, pipe, others: list) -> None:
         """The life of a worker process."""
-        _die_with(parent)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+        os.setpgid(0, 0)  # Ctrl-C, a closed terminal and `timeout` signal the whole group; the parent decides
+        _die_with(self._parent)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         for other in others:
@@ -360,25 +395,32 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+class _Unwanted(Exception):
+    """What is being read is not wanted any more."""
+
+
 class _Patience:
-    """The time that a batch may take: first a warning, then the end."""
+    """The time that a batch may take: first a warning, then the end, unless the workers have gone on meanwhile."""
 
     def __init__(self):
-        self._began, self._warned = time.monotonic(), False
+        self._began = self._since = time.monotonic()
+        self._state: Optional[str] = None
 
     def next(self) -> float:
         """Seconds to wait before `lost` is to be called."""
-        limit = SECONDS_TO_GIVE_UP if self._warned else SECONDS_TO_WARN
-        return max(0.0, self._began + limit - time.monotonic())
+        limit = SECONDS_TO_WARN if self._state is None else SECONDS_TO_GIVE_UP
+        return max(0.0, self._since + limit - time.monotonic())
 
     def lost(self, state: str) -> None:
-        """Says what holds the batch up; raises TrainingError at the second time."""
-        waited = time.monotonic() - self._began
-        text = f"no batch for {waited:.0f} s; {state or 'no worker is reading'}"
-        if self._warned:
+        """Says what holds the batch up; raises TrainingError when it was the same the last time."""
+        now = time.monotonic()
+        text = f"no batch for {now - self._began:.0f} s; {state or 'no worker is reading'}"
+        if state == self._state:
             raise TrainingError(text)
         _log.warning("%s", text)
-        self._warned = True
+        if self._state is not None:
+            self._since = now
+        self._state = state
 
 
 def _batches_ahead(batch_size: int, workers: int) -> int:
@@ -388,12 +430,31 @@ def _batches_ahead(batch_size: int, workers: int) -> int:
 
 def _shared_arrays(reader: Reader) -> List[np.ndarray]:
     """The arrays of a batch in memory that forked processes share."""
-    rows, arrays = reader.sampler.batch_size, []
+    rows, arrays = reader.sampler.rows(0), []
     for column in reader.columns():
         count = rows * math.prod(column.shape)
-        memory = mmap.mmap(-1, max(1, count * column.dtype.itemsize))
+        try:
+            memory = mmap.mmap(-1, max(1, count * column.dtype.itemsize))
+        except (OSError, OverflowError) as error:
+            raise UserError(f"--batch-size {rows}: no memory for a batch of {rows} x {column.shape} {column.dtype} "
+                            f"({error})") from None
         arrays.append(np.frombuffer(memory, column.dtype, count).reshape(rows, *column.shape))
     return arrays
+
+
+@contextmanager
+def _opencv_without_threads():
+    """OpenCV's threads do not survive a fork, and a lock that one of them holds just then is never given back to the
+    child: there, OpenCV is to do without them."""
+    cv2 = sys.modules.get("cv2")
+    count = cv2.getNumThreads() if cv2 else 0
+    if count > 1:
+        cv2.setNumThreads(0)
+    try:
+        yield
+    finally:
+        if count > 1:
+            cv2.setNumThreads(count)
 
 
 def _die_with(parent: int) -> None:

@@ -13,8 +13,10 @@ from mxnet import gluon
 from mxtrain.data import folder
 from mxtrain.data.datasets import transformed
 from mxtrain.data.delivery import by
+from mxtrain.data.parts import listed
+from mxtrain.data.record_files import paths_of
 from mxtrain.data.settings import DataConfig
-from mxtrain.data.sources import is_image_folder, labelled_files, open_data, open_source
+from mxtrain.data.sources import is_image_folder, open_data, open_source, unused
 from mxtrain.errors import UserError
 from mxtrain.inference.adapt import adapt
 from mxtrain.inference.load import Trained
@@ -45,7 +47,7 @@ def open_samples(path: Optional[str], run: Trained, **columns: Optional[str]) ->
             raise UserError(f"--{given[0].replace('_', '-')}: the run's own data are read as it was trained on them")
         samples = _own(run)
     elif is_image_folder(path):
-        samples = _image_folder(path, run)
+        samples = _image_folder(path, run, columns)
     else:
         samples = _stored(path, run, columns)
     _log.info("evaluating on %d images: %s", len(samples.dataset), samples.name)
@@ -68,11 +70,12 @@ def _own(run: Trained) -> Samples:
     return Samples(name, data.val, outputs(data.classes, config.data, run))
 
 
-def _image_folder(path: str, run: Trained) -> Samples:
+def _image_folder(path: str, run: Trained, columns: Dict[str, Optional[str]]) -> Samples:
     part = folder.scan(folder.evaluation_part(os.path.expanduser(path)))
-    for note in [*part.notes(), *folder.check_val_classes(part, run.classes)]:
+    idle = unused(DataConfig(data=path, **columns), "folder")
+    for note in [*part.notes(), *folder.check_val_classes(part, run.classes), *idle]:
         _log.info("%s", note)
-    dataset = transformed(labelled_files(part.images, run.classes), _adapter(run, peak=255))
+    dataset = transformed(folder.labelled_files(part.images, run.classes), _adapter(run, peak=255))
     return Samples(part.root, dataset, np.arange(len(run.classes), dtype=np.int32))
 
 
@@ -103,7 +106,7 @@ def outputs(classes: Sequence[str], path: str, run: Trained) -> np.ndarray:
     unknown = [name for name in classes if name not in place]
     if unknown:
         raise UserError(f"--data {path}: the network does not know the class {unknown[0]!r}; it knows "
-                        + ", ".join(map(repr, run.classes[:10])) + (", ..." if len(run.classes) > 10 else ""))
+                        + listed(run.classes))
     return np.array([place[name] for name in classes], np.int32)
 
 
@@ -111,4 +114,10 @@ def same_place(path: str, other: str) -> bool:
     """Whether two values of --data name the same."""
     if "digits" in (path, other):
         return path == other
-    return os.path.realpath(os.path.expanduser(path)) == os.path.realpath(os.path.expanduser(other))
+    return _place(path) == _place(other)
+
+
+def _place(path: str) -> str:
+    place = os.path.realpath(os.path.expanduser(path))
+    record = paths_of(place).rec  # which may be named without its ending
+    return record if os.path.isfile(record) and not os.path.isdir(place) else place

@@ -9,7 +9,7 @@ import numpy as np
 
 from mxtrain.data.bags import Features, TextDataset, encode
 from mxtrain.data.table import TEXT_COLUMNS, Table, find_column, has_column
-from mxtrain.data.text import check_known, dataset, labelled, open_table, open_texts
+from mxtrain.data.text import absent, check_known, dataset, labelled, open_table, open_texts
 from mxtrain.errors import UserError
 from mxtrain.inference.load import Trained
 from mxtrain.inference.samples import Samples, outputs, same_place
@@ -86,11 +86,8 @@ def _others(settings: EvaluateConfig, run: Trained) -> Samples:
     found = labelled(table, _known(table, settings.text_column, run.input.text_column),
                      _known(table, settings.label_column, run.input.label_column))
     check_known(found, run.classes)
-    samples, more = dataset(found, run.classes, run.input.features, "of the")
-    absent = [name for name in run.classes if name not in set(found.labels)]
-    if absent:
-        more.append(f"{found.path}: no texts of class {', '.join(map(repr, absent[:10]))}")
-    for note in [*table.notes, *more]:
+    samples, more = dataset(found, run.classes, run.input.features, "evaluated")
+    for note in [*table.notes, *more, *absent(found, run.classes)]:
         _log.info("%s", note)
     return Samples(found.path, samples, np.arange(len(run.classes), dtype=np.int32))
 

@@ -34,6 +34,9 @@ class Communicator:
     rank = 0
     size = 1
 
+    def use(self, contexts: Sequence[mx.Context]) -> None:
+        """The contexts of this process, in front of the first `allreduce`."""
+
     def total(self, values: np.ndarray) -> np.ndarray:
         """Sums over the processes of a float64 array that has the same shape in all. Waits for all."""
         return values
@@ -88,6 +91,11 @@ class InProcess(Communicator):
     """Sums over a list of contexts by one of MXNet's KVStores, or by plain copies when its name is "none"."""
 
     def __init__(self, kvstore: str, contexts: Sequence[mx.Context]):
+        self._kvstore = kvstore
+        self.use(contexts)
+
+    def use(self, contexts: Sequence[mx.Context]) -> None:
+        kvstore = self._kvstore
         on_gpus = contexts[0].device_type == "gpu"
         if kvstore == "nccl" and not (on_gpus and mx.runtime.Features().is_enabled("NCCL")):
             raise UserError("--kvstore nccl: needs GPUs and an MXNet built with NCCL; use device or local")
@@ -115,17 +123,15 @@ class InProcess(Communicator):
         self._store.pushpull(keys, list(arrays), out=list(arrays))
 
 
-def connect(world: World, contexts: Sequence[mx.Context]) -> InProcess:
-    """The communicator for a world."""
+def connect(world: World) -> Communicator:
+    """The communicator of several processes, which must then be told the contexts."""
     if world.kvstore == "horovod":
         from mxtrain.parallel.horovod import Horovod
 
-        return Horovod(contexts)
-    if world.size > 1 or world.kvstore.startswith("dist"):
-        from mxtrain.parallel.server import ParameterServer
+        return Horovod()
+    from mxtrain.parallel.server import ParameterServer
 
-        return ParameterServer(world.kvstore, contexts)
-    return InProcess(world.kvstore, contexts)
+    return ParameterServer(world.kvstore)
 
 
 def _sum_by_copies(copies: List[mx.nd.NDArray]) -> None:

@@ -14,8 +14,9 @@ from mxtrain.parallel.communicator import InProcess
 class Horovod(InProcess):
     """First the contexts of a process add, in a KVStore; then the processes, on their first contexts."""
 
-    def __init__(self, contexts: Sequence[mx.Context]):
-        super().__init__("device", contexts)
+    _kvstore = "device"
+
+    def __init__(self):
         try:
             import horovod.mxnet as hvd
         except ImportError as error:
@@ -42,7 +43,10 @@ class Horovod(InProcess):
 
     def broadcast(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         for number, array in enumerate(arrays):
-            self._hvd.broadcast_(array, root_rank=0, name=f"broadcast.{number}")
+            # A copy by way of the host: Horovod cannot read weights that oneDNN has put into a layout of its own.
+            plain = mx.nd.array(array.asnumpy(), dtype=array.dtype)
+            self._hvd.broadcast_(plain, root_rank=0, name=f"broadcast.{number}")
+            plain.copyto(array)
 
     def close(self) -> None:
         mx.nd.waitall()

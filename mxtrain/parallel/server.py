@@ -16,9 +16,12 @@ class ParameterServer(InProcess):
     kvstore: dist_sync or dist_device_sync. Servers hold sums and nothing else: the workers update the weights.
     """
 
-    def __init__(self, kvstore: str, contexts: Sequence[mx.Context]):
-        self._store, self._contexts, self._known = mx.kv.create(kvstore), list(contexts), set()
+    def __init__(self, kvstore: str):
+        self._store, self._known = mx.kv.create(kvstore), set()
         self.rank, self.size = self._store.rank, self._store.num_workers
+
+    def use(self, contexts: Sequence[mx.Context]) -> None:
+        pass  # the store takes arrays of any
 
     def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
         if arrays:

@@ -11,8 +11,10 @@ from mxtrain.errors import UserError
 
 @dataclass
 class ParallelConfig:
-    kvstore: Literal["none", "local", "device", "nccl"] = "device"
-    """How gradients are summed over the contexts: plain copies, or one of MXNet's KVStores (nccl: GPUs only)."""
+    kvstore: Optional[Literal["none", "local", "device", "nccl", "horovod", "dist_sync", "dist_device_sync"]] = None
+    """How gradients are summed: over the contexts of a process by plain copies or one of MXNet's KVStores (nccl: GPUs
+    only); over processes by horovod, or on parameter servers by dist_sync or dist_device_sync (default: horovod under
+    horovodrun, else device)."""
     shards: Optional[int] = None
     """Number of pieces V that each global batch is cut into; default: the number of contexts, or 8 with --exact."""
     micro_batch: Optional[int] = None

@@ -25,6 +25,11 @@ class World(NamedTuple):
     """Number of this one among those of its host."""
     local_size: int = 1
 
+    @property
+    def several(self) -> bool:
+        """Whether there may be other processes."""
+        return self.kvstore not in IN_PROCESS
+
 
 def world(kvstore: Optional[str], environment: Mapping[str, str] = os.environ) -> World:
     """What `--kvstore` (None when it was not given) and the environment make together.

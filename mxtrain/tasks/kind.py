@@ -26,18 +26,20 @@ def resolve(settings: SimpleNamespace) -> str:
         if settings.model.pretrained or settings.model.zero_gamma:
             flag = "--pretrained" if settings.model.pretrained else "--zero-gamma"
             raise UserError(f"{flag}: is for networks of images; these are texts (--task text)")
+        if settings.data.data == DataConfig.data and not os.path.exists(DataConfig.data):
+            raise UserError(f"--data is missing: --task text needs a table of texts ({', '.join(EXTENSIONS)})")
     else:
         _refuse(settings.text, TextConfig, set(), "images")
     return kind
 
 
-def open_task(settings: SimpleNamespace, resumed: bool):
+def open_task(settings: SimpleNamespace, resumed: bool, *part):
     """The task that settings.train.task names; see tasks.image.ImageTask. Imports mxnet."""
     if settings.train.task == "text":
         from mxtrain.tasks.text import TextTask as Task
     else:
         from mxtrain.tasks.image import ImageTask as Task
-    return Task(settings, resumed)
+    return Task(settings, resumed, *part)
 
 
 def _is_table(path: str) -> bool:

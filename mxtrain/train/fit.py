@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 import mxnet as mx
@@ -18,7 +19,7 @@ from mxtrain.parallel.communicator import InProcess
 from mxtrain.seeds import mix
 from mxtrain.tasks.heads import is_class_loss
 from mxtrain.train import folder, session
-from mxtrain.train.setup import set_up
+from mxtrain.train.setup import resolve_shards, set_up
 
 _OWN = {"gpus", "cpus", "threads", "task", "data", "val", "val_split", "image_size", "resize", "augment",
         "color_jitter", "hue", "lighting", "rand_augment", "random_erasing",
@@ -53,7 +54,9 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     ctx: contexts, such as [mx.gpu(0), mx.gpu(1)]; default: cpu(0). kvstore: none, local, device or nccl.
     settings: other fields of train.py's help: lr=0.1, schedule="cosine", clip_norm=1.0, exact=True, patience=3,
         out="runs/x" (without it nothing is written), resume="runs/x", ... `workers` read a Dataset ahead, as forked
-        processes (as threads where it has a true attribute `threads`); by default none does.
+        processes (as threads where it has a true attribute `threads`); by default none does. What a sample draws from
+        `random` and `np.random` belongs to (seed, epoch, sample), but for threads, which share these generators; what
+        it draws from MXNet's generator depends on the workers.
 
     Raises UserError for what cannot be, and TrainingError when training diverges.
     """
@@ -87,10 +90,13 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
                 if batches is not None:
                     batches.classes = output.shape[loss._axis]
 
-    sample = next([x[:2] for x in batch] for batch in train_batches.batches(0) if len(batch[-1]))
-    communicator, rows = InProcess(parts.parallel.kvstore, contexts), _Rows()
+    communicator, rows = InProcess(parts.parallel.kvstore or "device", contexts), _Rows()
+    resolve_shards(parts, len(contexts))
     modes = {parameter: parameter.grad_req for parameter in net.collect_params().values()}
     try:
+        sample = next(([x[:2] for x in batch] for batch in train_batches.batches(0) if len(batch[-1])), None)
+        if sample is None:
+            raise UserError("train_data: all of its batches are empty")
         run = set_up(net, loss, parts, contexts, communicator, train_batches, val_batches, sample,
                      check_output=check_output)
         path = session.carry_out(run, parts, place, lambda: parts.train.out and folder.make(parts.train.out, "fit"),
@@ -165,7 +171,7 @@ class _Checked:
 def _batches(data, name: str, parts, shuffle: str, last_batch: str) -> _Checked:
     train, reading = parts.train, parts.data
     if isinstance(data, gluon.data.Dataset):
-        dataset = _InMemory(data) if type(data) is gluon.data.ArrayDataset else _ByIndex(data)
+        dataset = _InMemory(data) if type(data) is gluon.data.ArrayDataset else _ByIndex(data, train.seed)
         loader = Loader(dataset, train.batch_size, train.seed, shuffle, last_batch, reading.workers or 0,
                         reading.worker_kind, reading.on_bad_sample, reading.shuffle_block, reading.shuffle_window)
         return _Checked(loader.batches, len(loader), name, loader)
@@ -214,22 +220,40 @@ class _InMemory(gluon.data.Dataset):
 
 
 class _ByIndex(gluon.data.Dataset):
-    """A user's dataset behind the loader's keys (epoch, index); its arrays become numpy arrays."""
+    """A user's dataset behind the loader's keys (epoch, index); its arrays become numpy arrays.
 
-    def __init__(self, dataset):
-        self._dataset = dataset
+    The global generators of Python and numpy are seeded for each sample, so that what a sample draws depends neither
+    on the workers nor on what was read before. (Not MXNet's, which would take longer than most samples.)
+    """
+
+    def __init__(self, dataset, seed: int):
+        self._dataset, self._seed = dataset, seed
         self.threads = getattr(dataset, "threads", False)
 
     def __len__(self):
         return len(self._dataset)
 
     def __getitem__(self, key):
-        return tuple(_plain(item) for item in self._dataset[int(key[1])])
+        seed = mix(self._seed, 3, *key)
+        random.seed(seed)
+        np.random.seed(seed)
+        sample = self._dataset[int(key[1])]
+        if not isinstance(sample, (tuple, list)):
+            raise UserError(f"sample {key[1]} is {type(sample).__name__}: must be (input, ..., label)")
+        return tuple(_plain(item) for item in sample)
+
+
+# What MXNet has no arrays of, or nothing that computes with them.
+_NEAREST = {"float64": "float32", "bool": "uint8", "int16": "int32", "uint16": "int32", "uint32": "int64",
+            "uint64": "int64"}
 
 
 def _plain(item) -> np.ndarray:
+    """A numpy array of a type that MXNet computes with. Raises UserError for what is no number."""
     array = item.asnumpy() if isinstance(item, mx.nd.NDArray) else np.asarray(item)
-    return array.astype("float32") if array.dtype == np.float64 else array
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"data of type {array.dtype}: inputs and labels must be numbers")
+    return array.astype(_NEAREST.get(array.dtype.name, array.dtype), copy=False)
 
 
 def _check_threads(saved: Optional[int], contexts: List[mx.Context]) -> None:

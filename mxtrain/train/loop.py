@@ -49,23 +49,20 @@ def train(run: Run) -> None:
     while state.finished is None:
         run.meter.start(state.totals)
         for batch in _batches(run):
-            lr = run.learning_rate(state.update)
             agreed = agree(run, run.layout.rows_of(batch), len(getattr(batch, "bad", ())))
+            _answer(run, agreed)
             _count(run, agreed)
             if agreed.rows:  # not all of its samples are bad
-                update(run, batch, lr, agreed)
+                update(run, batch, run.learning_rate(state.update), agreed)
             state.update += 1
             state.batch += 1
-            if agreed.log:
-                _report(run, lr)
             _warn_of_waiting(run)
-            if agreed.save or run.checkpoint_updates and state.update % run.checkpoint_updates == 0:
+            if run.checkpoint_updates and state.update % run.checkpoint_updates == 0:
                 save(run)
-            if agreed.signal:
-                _stop(run, agreed.signal)
         if state.skipped and not state.samples:
             raise UserError(f"none of the {state.skipped} training samples can be read")
-        _prefetch(run)
+        with _saved_first(run):
+            _prefetch(run)
         rows = [_train_row(run), *_validation_row(run)]
         stop = run.monitor.epoch(rows[-1])
         state.next_epoch()
@@ -75,9 +72,9 @@ def train(run: Run) -> None:
         state.finished = stop
         run.callbacks.epoch(rows)
         save(run, best=run.monitor.improved)
-        asked = agree(run).signal
-        if asked and state.finished is None:
-            _stop(run, asked, saved=True)
+        agreed = agree(run)
+        if agreed.signal and state.finished is None:
+            _stop(run, agreed.signal, saved=True)
     run.callbacks.end(state)
 
 
@@ -99,7 +96,7 @@ def update(run: Run, batch, lr: float, agreed: Agreement) -> None:
                                 "has diverged")
         scale *= min(1.0, run.clip_norm / run.state.grad_norm) if run.state.grad_norm else 1.0
     run.optimizer.update(layout.gradients, number, lr, scale)
-    run.meter.add(number, reports, *layout.place_of(batch))
+    run.meter.add(number, reports, *layout.place_of(batch)[:2])
 
 
 def save(run: Run, best: bool = False) -> None:
@@ -120,13 +117,13 @@ def _batches(run: Run):
     """The batches of the rest of the epoch."""
     state, data = run.state, run.train_data
     batches = data.batches(state.epoch, state.batch)
-    with _saved_before_bad(run):
+    with _saved_first(run):
         yield from timed(batches, data.ready, run.meter.latest, state)
 
 
 @contextmanager
-def _saved_before_bad(run: Run):
-    """When a sample cannot be read, what was done so far is saved."""
+def _saved_first(run: Run):
+    """When a sample cannot be read, or a signal to all processes ends the workers too, what was done is saved."""
     try:
         yield
     except BadSample as error:
@@ -134,6 +131,10 @@ def _saved_before_bad(run: Run):
         save(run)
         goes_on = f"; saved after update {run.state.update}" if run.checkpoints else ""
         raise BadSample(f"{error}{goes_on}") from None
+    except TrainingError:
+        if run.signals.received and run.communicator.size == 1:
+            _stop(run, run.signals.received)
+        raise
 
 
 def _prefetch(run: Run) -> None:
@@ -144,13 +145,23 @@ def _prefetch(run: Run) -> None:
         run.train_data.prefetch(run.state.epoch + 1)
 
 
-def _count(run: Run, agreed: Agreement) -> None:
-    """Takes note of a batch's samples. Raises UserError when most of them cannot be read, and Elsewhere when another
-    process has met one that ends the training."""
-    state = run.state
+def _answer(run: Run, agreed: Agreement) -> None:
+    """Does what processes have agreed on to do before the next update: raises Stopped after a signal, and Elsewhere
+    when another process has met a sample that ends the training; both with everything saved."""
     if agreed.failed:
         save(run)
-        raise Elsewhere(f"another process cannot go on; saved after update {state.update}")
+        raise Elsewhere(f"another process cannot go on; saved after update {run.state.update}")
+    if agreed.signal:
+        _stop(run, agreed.signal)
+    if agreed.save:
+        save(run)
+    if agreed.log and run.state.batch:
+        _report(run)
+
+
+def _count(run: Run, agreed: Agreement) -> None:
+    """Takes note of a batch's samples. Raises UserError when most of them cannot be read."""
+    state = run.state
     state.samples += agreed.rows
     state.skipped += agreed.bad
     if agreed.bad and state.skipped >= _TOO_MANY and state.skipped > state.samples:
@@ -158,10 +169,10 @@ def _count(run: Run, agreed: Agreement) -> None:
                         f"{state.epoch + 1} cannot be read: most of the data are bad")
 
 
-def _report(run: Run, lr: float) -> None:
+def _report(run: Run) -> None:
     run.reported_at = time.monotonic()
     state = run.state
-    run.callbacks.log({"epoch": state.epoch + 1, "batch": state.batch, "update": state.update, "lr": lr,
+    run.callbacks.log({"epoch": state.epoch + 1, "batch": state.batch, "update": state.update, "lr": run.learning_rate(state.update - 1),
                        "wait_share": _share(state), **run.meter.read(everything=False), **_norm(run)})
 
 
@@ -205,12 +216,7 @@ def _validation_row(run: Run) -> List[dict]:
 
     def batches():
         for batch in run.val_data.batches(0):
-            asked = agree(run)  # the position is: all batches of the epoch are done
-            if asked.failed:
-                save(run)
-                raise Elsewhere("another process cannot go on")
-            if asked.signal:
-                _stop(run, asked.signal)
+            _answer(run, agree(run))  # the position is: all batches of the epoch are done
             yield batch
 
     times, began = SimpleNamespace(seconds=0.0, waited=0.0, skipped=0), time.perf_counter()
@@ -219,7 +225,7 @@ def _validation_row(run: Run) -> List[dict]:
         return timed(batches, run.val_data.ready, latest, times)
 
     scores = run.scores() if run.scores else None
-    with _saved_before_bad(run):
+    with _saved_first(run):
         totals = evaluate(run.layout, batches(), run.evaluation_names, scores and scores.see, timing, run.communicator)
     if not math.isfinite(totals.sums["loss"]):
         _log.warning("the validation loss of epoch %d is %s", run.state.epoch + 1, totals.sums["loss"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import List
 
 from mxtrain import cli, compat, config
 from mxtrain.devices import contexts
+from mxtrain.errors import UserError
+from mxtrain.parallel import world
 from mxtrain.tasks import kind
 from mxtrain.train import folder, session
 
@@ -18,7 +21,9 @@ def main(argv: List[str]) -> int:
     """Trains as the command line says; returns the exit code."""
     arguments = config.parse(argv)
     folder.remember_log()
-    settings, place = session.configure(arguments.given)
+    around = world.world(arguments.given.get("kvstore"))
+    communicator = _connect(around, arguments.given) if around.several else None
+    settings, place = session.configure(arguments.given, communicator)
     settings.train.task = kind.resolve(settings)
     if arguments.check_data:
         from mxtrain.data.check import check
@@ -28,20 +33,28 @@ def main(argv: List[str]) -> int:
         compat.set_threads(settings.devices.threads)
     if settings.parallel.exact:
         compat.set_exact()
-    replicas = contexts(settings.devices)
-    settings.devices.threads = compat.threads()
+    replicas = contexts(settings.devices, local_rank=around.local_rank, local_size=around.local_size)
+    settings.devices.threads, settings.parallel.kvstore = compat.threads(), around.kvstore
 
     # Only now, with the command line and the devices checked: these take seconds to import.
     from mxtrain.callbacks.progress import Progress
     from mxtrain.parallel.communicator import InProcess
-    from mxtrain.train.setup import set_up
+    from mxtrain.parallel.layout import part_of
+    from mxtrain.train.setup import resolve_shards, set_up
     from mxtrain.train.signals import Stopped
 
-    communicator = InProcess(settings.parallel.kvstore, replicas)
-    task = kind.open_task(settings, resumed=place is not None)
-    run = set_up(task.net, task.loss, settings, replicas, communicator, task.train_data, task.val_data, task.sample(),
-                 task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output,
-                 task.scores)
+    communicator = communicator or InProcess(around.kvstore, replicas)
+    communicator.use(replicas)
+    count = len(replicas)
+    shards = resolve_shards(settings, count * communicator.size)
+    part = functools.partial(part_of, first=communicator.rank * count, count=count, replicas=count * communicator.size,
+                             shards=shards)
+    task = communicator.together(lambda: kind.open_task(settings, place is not None, part))
+    if not communicator.same(task.data.fingerprint):
+        raise UserError(f"--data {settings.data.data}: holds other samples for rank {communicator.rank} than for rank 0")
+    run = communicator.together(lambda: set_up(
+        task.net, task.loss, settings, replicas, communicator, task.train_data, task.val_data, task.sample(),
+        task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output, task.scores))
 
     def describe() -> None:
         path = Path(settings.train.out)
@@ -50,7 +63,8 @@ def main(argv: List[str]) -> int:
             folder.write_json(path / "input.json", task.input())
         _describe(run, settings, task)
 
-    progress = [Progress(settings.train.epochs, len(task.train_data))] if settings.train.progress else []
+    progress = [Progress(settings.train.epochs, len(task.train_data))] if (
+        settings.train.progress and communicator.rank == 0) else []
     try:
         path = session.carry_out(run, settings, place, lambda: folder.make(settings.train.out, task.name), progress,
                                  describe, signals=True)
@@ -62,8 +76,22 @@ def main(argv: List[str]) -> int:
         return 128 + stopped.number
     finally:
         task.close()
-    _report(path, run, arguments.json)
+    if communicator.rank == 0:
+        _report(path, run, arguments.json)
+    communicator.close()
     return 0
+
+
+def _connect(around: world.World, given: dict):
+    """Meets the other processes. Only rank 0 logs, and whoever reads a sample that is bad."""
+    if given.get("threads"):
+        compat.set_threads(given["threads"])
+    from mxtrain.parallel.communicator import connect
+
+    communicator = connect(around)
+    if communicator.rank:
+        _log.addFilter(lambda record: record.module in ("loader", "workers", "jpeg") or record.levelno >= logging.ERROR)
+    return communicator
 
 
 def _describe(run, settings, task) -> None:

@@ -25,14 +25,27 @@ class Place(NamedTuple):
     """The checkpoint that was named, None for the newest that is whole."""
 
 
-def configure(given: Dict[str, Any]) -> Tuple[SimpleNamespace, Optional[Place]]:
-    """The settings for what was given, joined with those of the run to be resumed. Imports no mxnet."""
+def configure(given: Dict[str, Any], communicator=None) -> Tuple[SimpleNamespace, Optional[Place]]:
+    """The settings for what was given, joined with those of the run to be resumed. Imports no mxnet.
+
+    communicator: of several processes, of which only rank 0 needs to see the run.
+    """
+    if communicator is None or communicator.size == 1:
+        values, place = _joined(given)
+    else:
+        mine = communicator.together(lambda: _joined(given) if communicator.rank == 0 else (None, None))
+        values, place = communicator.share([mine[0], mine[1] and [str(path) if path else None for path in mine[1]]])
+        place = place and Place(*(path and Path(path) for path in place))
+    return config.build(values), place
+
+
+def _joined(given: Dict[str, Any]) -> Tuple[Dict[str, Any], Optional[Place]]:
     if not given.get("resume"):
-        return config.build(given), None
+        return given, None
     place = Place(*checkpoint.find(given["resume"]))
     if given.get("out") is not None and Path(given["out"]).resolve() != place.path.resolve():
         raise UserError(f"--out {given['out']}: has no effect with --resume, which goes on in {place.path}")
-    return config.build(config.resume_values(config.load(place.path / "config.yaml"), given)), place
+    return config.resume_values(config.load(place.path / "config.yaml"), given), place
 
 
 def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder: Callable[[], Optional[Path]],
@@ -46,22 +59,30 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
     from mxtrain.callbacks.base import Callbacks  # from here on mxnet is needed
     from mxtrain.train.loop import save, train
 
-    path, notes = (place.path, _resume(run, settings, place)) if place else (new_folder(), [])
+    communicator, writes = run.communicator, run.communicator.rank == 0
+    if place:
+        path, notes = place.path, _resume(run, settings, place)
+    else:
+        made = communicator.together(lambda: new_folder() if writes else None)
+        path, notes = communicator.share(made and str(made)), []
+        path = path and Path(path)
     if run.state.finished:
         return path
-    if path is not None and not place:
+    if path is not None:
+        settings.train.out, settings.train.resume = str(path), None
+    if path is not None and not place and writes:
         run.checkpoints = checkpoint.Folder(path / "checkpoints", settings.train.keep)
     with ExitStack() as stack:
-        if path is not None:
-            settings.train.out, settings.train.resume = str(path), None
+        if path is not None and writes:
             with folder.naming(path):
                 # Not where: `--config <run>/config.yaml` makes the same run anew, and the folder may be moved.
                 config.save(path / "config.yaml", {**config.flatten(settings), "out": None}, notes)
                 stack.callback(folder.close_log, folder.log_to(path))
-        describe()
+        if writes:
+            describe()
         for note in notes:
             _log.info("%s", note)
-        run.callbacks = Callbacks([*(_file_callbacks(settings, path) if path else []), *callbacks])
+        run.callbacks = Callbacks([*(_file_callbacks(settings, path) if path and writes else []), *callbacks])
         stack.callback(run.callbacks.close)
         if signals:
             stack.enter_context(run.signals)
@@ -75,10 +96,14 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
 
 def _resume(run, settings, place: Place) -> List[str]:
     """Restores the run; returns the lines that say what is new. A run that is over has `finished` set."""
-    from mxtrain.train.state import restore
+    from mxtrain.train.state import distribute, restore
 
-    run.checkpoints = checkpoint.Folder(place.path / "checkpoints", settings.train.keep)
-    loaded = checkpoint.read_chosen(place.chosen) if place.chosen else run.checkpoints.newest()
+    def read():
+        run.checkpoints = checkpoint.Folder(place.path / "checkpoints", settings.train.keep)
+        return checkpoint.read_chosen(place.chosen) if place.chosen else run.checkpoints.newest()
+
+    communicator = run.communicator
+    loaded = distribute(communicator, communicator.together(read if communicator.rank == 0 else lambda: None))
     restore(run, loaded)
     state = run.state
     if state.epoch >= run.epochs or run.monitor.exhausted:
@@ -86,6 +111,8 @@ def _resume(run, settings, place: Place) -> List[str]:
         _log.info("%s is finished: %s", place.path, state.finished)
         return []
     state.finished = None
+    if communicator.rank:
+        return []
     with folder.naming(place.path):
         run.checkpoints.go_on_from(loaded)
     before, now = config.load(place.path / "config.yaml"), config.flatten(settings)

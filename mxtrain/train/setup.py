@@ -52,8 +52,8 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     if prepare is not None:
         prepare(net)
     _refuse_unsupported(net)
-    shards = settings.parallel.shards = number_of_shards(settings.parallel, settings.train.batch_size, len(contexts))
-    settings.parallel.micro_batch = None  # it has become a number of shards
+    _start_alike(net, contexts, communicator)
+    shards = settings.parallel.shards
     _warn_about_shards(net, settings.train.batch_size, shards, contexts)
     head, evaluation_head = heads_for(loss, output.shape[1] if output.ndim == 2 else None, evaluation_loss)
     _check_loss(head, outputs, label)
@@ -79,6 +79,25 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                monitor=monitor,
                clip_norm=settings.optim.clip_norm, checkpoint_updates=settings.train.checkpoint_updates,
                checkpoint_minutes=settings.train.checkpoint_minutes, advice=train_data.advice())
+
+
+def resolve_shards(settings: SimpleNamespace, replicas: int) -> int:
+    """Gives settings.parallel.shards its number, for this many contexts in all processes."""
+    parallel = settings.parallel
+    parallel.shards = number_of_shards(parallel, settings.train.batch_size, replicas)
+    parallel.micro_batch = None  # it has become a number of shards
+    return parallel.shards
+
+
+def _start_alike(net: Block, contexts: list, communicator) -> None:
+    """All processes start from the weights of rank 0, whatever their own files or generators gave."""
+    if communicator.size == 1:
+        return
+    parameters = list(weights.parameters(net).values())
+    arrays = [parameter.data(contexts[0]) for parameter in parameters]
+    communicator.broadcast(arrays)
+    for parameter, array in zip(parameters, arrays):
+        parameter.set_data(array)
 
 
 def _outputs(net: Block, sample: Sequence[mx.nd.NDArray]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Dict, Optional
 
 import mxnet as mx
@@ -10,6 +11,7 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from mxtrain.errors import UserError
+from mxtrain.train.checkpoint import Checkpoint
 
 
 @dataclass
@@ -50,6 +52,20 @@ def snapshot(run) -> tuple:
     run.state.totals = run.meter.totals.state()
     state = {"position": asdict(run.state), "monitor": run.monitor.state(), "data": run.data_fingerprint}
     return arrays, state
+
+
+def distribute(communicator, checkpoint: Optional[Checkpoint]) -> Checkpoint:
+    """The checkpoint that rank 0 has read, in all processes."""
+    if communicator.size == 1:
+        return checkpoint
+    first = communicator.rank == 0
+    path, state, kinds = communicator.share(first and [
+        str(checkpoint.path), checkpoint.state,
+        [(name, array.shape, array.dtype.name) for name, array in checkpoint.arrays.items()]])
+    arrays = {name: mx.nd.array(checkpoint.arrays[name], dtype=kind) if first else mx.nd.zeros(shape, dtype=kind)
+              for name, shape, kind in kinds}
+    communicator.broadcast(list(arrays.values()))
+    return Checkpoint(Path(path), {name: array.asnumpy() for name, array in arrays.items()}, state)
 
 
 def restore(run, checkpoint) -> None:

@@ -11,18 +11,10 @@ import mxnet as mx
 
 
 class _Mark:
-    """The moment at which arrays were computed: `time`, None before. An error of theirs is kept, not lost."""
+    """The moment at which arrays were computed: `time`, None before."""
 
     def __init__(self, arrays: Sequence[mx.nd.NDArray]):
-        self.arrays, self.time, self.error = list(arrays), None, None
-
-    def wait(self) -> None:
-        try:
-            for array in self.arrays:
-                array.wait_to_read()
-        except Exception as error:  # MXNet reports an operator's failure once, to whoever waits first
-            self.error = error
-        self.time = time.perf_counter()
+        self.arrays, self.time = list(arrays), None
 
 
 def timed(batches: Iterable, ready: Callable[[], bool], latest: Callable[[], Sequence[mx.nd.NDArray]],
@@ -31,7 +23,8 @@ def timed(batches: Iterable, ready: Callable[[], bool], latest: Callable[[], Seq
 
     The host runs ahead of the devices, so that its own waiting tells nothing. When a batch is not `ready`, another
     thread waits for `latest()`, the results of what was begun last: the devices wait from then until the batch comes.
-    Nothing is synchronized, and nothing measured, as long as batches are ready.
+    Nothing is synchronized, and nothing measured, as long as batches are ready. Errors of the results are raised here,
+    at the latest when the batches are over.
     """
     watcher, batches = _Watcher(), iter(batches)
     began = time.perf_counter()
@@ -41,11 +34,12 @@ def timed(batches: Iterable, ready: Callable[[], bool], latest: Callable[[], Seq
             mark = None if ready() else watcher.watch(latest())
             batch = next(batches, None)
             now = time.perf_counter()
-            if mark is not None:
-                if mark.error is not None:
-                    raise mark.error
-                if mark.time is not None:
-                    times.waited += max(0.0, now - max(mark.time, asked))
+            if mark is not None and mark.time is not None:
+                times.waited += max(0.0, now - max(mark.time, asked))
+            if batch is None:
+                watcher.join()
+            if watcher.error is not None:
+                raise watcher.error
             if batch is not None:
                 yield batch
                 now = time.perf_counter()
@@ -60,25 +54,39 @@ def timed(batches: Iterable, ready: Callable[[], bool], latest: Callable[[], Seq
 class _Watcher:
     """The thread that waits; started when it is first needed."""
 
+    error: Optional[Exception] = None
+    """The first failure. MXNet reports one once, to whoever waits first: only this thread may have heard of it."""
+
     def __init__(self):
-        self._marks: Optional[queue.SimpleQueue] = None
+        self._marks: queue.SimpleQueue = queue.SimpleQueue()
+        self._thread: Optional[threading.Thread] = None
 
     def watch(self, arrays: Sequence[mx.nd.NDArray]) -> _Mark:
         mark = _Mark(arrays)
         if not mark.arrays:
-            mark.wait()
+            mark.time = time.perf_counter()
             return mark
-        if self._marks is None:
-            self._marks = queue.SimpleQueue()
-            threading.Thread(target=self._work, args=(self._marks,), name="mxtrain-watcher", daemon=True).start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="mxtrain-watcher", daemon=True)
+            self._thread.start()
         self._marks.put(mark)
         return mark
 
     def close(self) -> None:
-        if self._marks is not None:
-            self._marks.put(None)
+        """Ends the thread when what it waits for is there."""
+        self._marks.put(None)
 
-    @staticmethod
-    def _work(marks: queue.SimpleQueue) -> None:
-        for mark in iter(marks.get, None):
-            mark.wait()
+    def join(self) -> None:
+        """Waits for all that is being watched."""
+        self.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        for mark in iter(self._marks.get, None):
+            try:
+                for array in mark.arrays:
+                    array.wait_to_read()
+            except Exception as error:
+                self.error = self.error or error
+            mark.time = time.perf_counter()

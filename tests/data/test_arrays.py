@@ -41,6 +41,9 @@ def test_an_archive_as_keras_has_it(tmp_path):
     assert np.array_equal(x[..., 0], X[[1, 3]]) and y.tolist() == [1, 1] and y.dtype == np.int32
     note = open_data(DataConfig(data=str(tmp_path / "mnist.npz"), val=npz(tmp_path / "v.npz", x=X[:3], y=Y[:3])))
     assert len(note.val) == 3 and any("not used, because of --val" in text for text in note.notes)
+    assert not any("not used:" in text for text in data.notes)
+    more = npz(tmp_path / "more.npz", x_train=X, y_train=Y, x_val=X[:4], y_val=Y[:4], x_test=X[:2], names=Y[:1])
+    assert f"{more}: not used: 'x_test', 'names'" in open_data(DataConfig(data=more)).notes
 
 
 def test_colors_and_labels_in_a_column(tmp_path):
@@ -130,3 +133,8 @@ def test_validation_arrays(tmp_path):
     refused("holds no validation samples", train, val=npz(tmp_path / "e.npz", x=X[:0], y=Y[:0]))
     (tmp_path / "folder").mkdir()
     refused("--val .*: is a folder of images, but --data", train, val=str(tmp_path / "folder"))
+    (tmp_path / "a.lst").write_text("")
+    refused("--val .*lst: is a list of images, but --data .*npz is numpy arrays", train, val=str(tmp_path / "a.lst"))
+    rows = np.flatnonzero(Y == Y[0])
+    few = open_data(DataConfig(data=train, val=npz(tmp_path / "g.npz", x=X[rows], y=Y[rows])))
+    assert sum("g.npz: no validation images of class" in note for note in few.notes) == 1

@@ -27,6 +27,8 @@ from mxtrain.errors import UserError
         *((dict(rand_augment=text), f"--rand-augment {text}: must be N,M")
           for text in ("", "2", "2,", "0,9", "2,11", "-2,9", "2,9,1", "two,9", "2.5,9")),
         (dict(workers=-1), "--workers -1"),
+        (dict(shuffle_block=8), "--shuffle-block 8: has no effect with --shuffle full"),
+        (dict(shuffle="none", shuffle_window=8), "--shuffle-window 8: has no effect with --shuffle none"),
         (dict(last_batch="rollover"), "keep, drop"),
     ],
 )

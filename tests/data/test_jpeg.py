@@ -74,6 +74,14 @@ def test_both_decoders_scale_down_to_the_same_bits(monkeypatch):
         assert abs(one.shape[0] - box[2] / f) <= 1 and abs(one.shape[1] - box[3] / f) <= 1
 
 
+@pytest.mark.parametrize("top", range(9))
+def test_a_part_is_never_smaller_than_was_asked_for(decoder, top):
+    picture = jpeg.opened(encode(detailed(70, 70)), "a")
+    for factor, size in ((2, 3), (2, 5), (4, 3), (8, 7)):
+        part = picture.cut((top, top, factor * size, factor * size + 1), (size, size))
+        assert part.shape[0] == size and part.shape[1] >= size
+
+
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_the_decoder_scales_down_like_an_average_over_areas(decoder, factor):
     size = 64
@@ -126,6 +134,19 @@ def test_junk_between_the_markers_is_bad_when_it_is_cut(decoder):
     picture = jpeg.opened(broken, "image a.jpg")
     with pytest.raises(BadSample, match="image a.jpg"):
         picture.cut((0, 0, 60, 80), (60, 80))
+
+
+def test_damage_in_the_middle_is_said_once_with_the_name(caplog):
+    if jpeg._library() is None:
+        pytest.skip("no libjpeg-turbo 3 is installed")
+    encoded = encode(detailed(120, 160))
+    middle = len(encoded) * 2 // 3
+    damaged = encoded[:middle] + b"\0" * 40 + encoded[middle + 40 :]
+    whole = cv2.cvtColor(cv2.imdecode(np.frombuffer(damaged, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+    for _ in range(2):
+        picture = jpeg.opened(damaged, "image damaged.jpg")
+        assert np.array_equal(picture.cut((0, 0, 120, 160), (120, 160)), whole)
+    assert caplog.text.count("image damaged.jpg: damaged, but decoded: ") == 1
 
 
 def test_nonsense_in_exif_changes_nothing():

@@ -65,6 +65,7 @@ def test_names_of_the_numbers(root):
 
 @pytest.mark.parametrize("line, text", [
     ("0 0 images/0.png", "line 2: has 1 fields between tabs"),
+    ("0\t0\timages/\0.png", "line 2: holds a NUL character"),
     ("0\t0", "line 2: has 2 fields"),
     ("0\t0\t1\timages/0.png", "line 2: has 2 labels; one label"),
     ("0\t1.5\timages/0.png", "line 2: label '1.5'; the labels of a .lst must be whole"),
@@ -72,6 +73,7 @@ def test_names_of_the_numbers(root):
     ("0\tant\timages/0.png", "line 2: label 'ant'"),
     ("0\tnan\timages/0.png", "line 2: label 'nan'"),
     ("0\t0\timages/gone.png", "line 2: .*images/gone.png: No such file or directory; --data-root"),
+    ("0\t0\timages", "line 2: .*images: Is a directory; --data-root"),
     ("0\t0\timages/1.png", "line 2: images/1.png has the label '0' here and '1' in line 1"),
     ("0\t0\t./images//1.png", "line 2: ./images//1.png has the label"),
 ])
@@ -147,6 +149,27 @@ def test_paths_start_from_the_root(root, tmp_path_factory):
     ]
 
 
+def test_the_place_plays_no_part_also_in_whole_paths(root):
+    found = []
+    for start in ("", f"{root}/"):
+        path = write(root / "a.csv", "path,label", *(f"{start}images/{i}.png,{'ab'[i % 2]}" for i in range(10)))
+        data = open_data(config(path, val_split=0.3))
+        found.append((data.fingerprint, samples(data.val)))
+    assert found[0] == found[1]
+    refused(write(root / "a.csv", "path,label", "images/0.png,a", f"{root}/images/0.png,b"), "line 3: .* has the label")
+
+
+def test_columns_have_no_effect_on_a_lst(root):
+    def idle(data, **settings):
+        notes = open_data(config(data, image_column="path", label_column="label", **settings)).notes
+        return [note.split(" has no effect")[0] for note in notes if "no effect" in note]
+
+    lst = write(root / "a.lst", "0\t0\timages/0.png", "1\t1\timages/1.png")
+    assert idle(lst, val_split=0) == ["--image-column path", "--label-column label"]
+    table = write(root / "a.csv", "path,label", "images/2.png,0", "images/3.png,1")
+    assert idle(table, val_split=0) == idle(lst, val=table) == []
+
+
 def test_an_image_that_is_listed_again_counts_again_and_is_never_in_both_parts(root):
     rows = [f"images/{i}.png,{'ab'[i % 2]}" for i in range(10)]
     data = open_data(config(write(root / "a.csv", "path,label", *rows, *rows, "./images/0.png,a"), val_split=0.3))
@@ -166,6 +189,8 @@ def test_validation_by_another_list(root):
     data = open_data(config(train, val=write(root / "b.csv", "file,class", "images/0.png,a", "images/7.png,b")))
     assert any("b.csv: 1 of its images are training images too" in note for note in data.notes)
     refused(train, "--val .*is a folder of images, but --data .* is a list", val=str(root / "images"))
+    np.savez(root / "a.npz", x=np.zeros((2, 4, 4), np.uint8), y=np.arange(2))
+    refused(train, "--val .*is numpy arrays, but --data .* is a list", val=str(root / "a.npz"))
     # A .lst without names of its own has those of the training list.
     write(root / "t.classes.txt", "x", "y")
     lst = write(root / "t.lst", "0\t0\timages/0.png", "1\t1\timages/1.png")

@@ -200,11 +200,29 @@ def test_settings_are_checked():
     for text, settings in (("--data is missing", {"out": "r"}), ("--out is missing", {"data": "f"}),
                            ("--resize 0", {"resize": 0, "encoding": "raw"}), ("--quality 101", {"quality": 101}),
                            ("--resize 9: images are not changed", {"resize": 9, "encoding": "as-is"}),
+                           ("--quality 9: has no effect with --encoding raw", {"quality": 9, "encoding": "raw"}),
+                           ("--quality 9: has no effect with --encoding as-is", {"quality": 9}),
                            ("--workers 0", {"workers": 0}), ("--encoding png", {"encoding": "png"}),
                            ("--on-bad-sample no", {"on_bad_sample": "no"})):
         with pytest.raises(UserError, match=text):
             RecordsConfig(**{**({"data": "f", "out": "r"} if "missing" not in text else {}), **settings})
-    assert RecordsConfig(data="f", out="r", resize=9).encoding == "jpeg"
+    jpeg = RecordsConfig(data="f", out="r", resize=9)
+    assert (jpeg.encoding, jpeg.quality) == ("jpeg", 95)
+
+
+def test_flags_without_effect_are_named(tmp_path, caplog):
+    caplog.set_level("INFO")
+    make_records(RecordsConfig(data=make_folder(tmp_path / "f"), out=str(tmp_path / "r"), label_column="x"))
+    assert "--label-column x has no effect: " in caplog.text
+    (tmp_path / "a.lst").write_text("0\t0\tf/ant/0.png\n")
+    make_records(RecordsConfig(data=str(tmp_path / "a.lst"), out=str(tmp_path / "s"), image_column="y"))
+    assert "--image-column y has no effect: " in caplog.text
+
+
+def test_records_do_not_go_where_they_would_be_taken_for_the_source(tmp_path):
+    folder = make_folder(tmp_path / "f")
+    refused("--out .*f/: is the source", data=folder, out=folder + "/")
+    assert sorted(os.listdir(folder)) == ["ant", "bee"]
 
 
 def test_sources_that_are_none(tmp_path):

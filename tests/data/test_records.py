@@ -115,6 +115,7 @@ def test_mxnets_files_are_read_with_and_without_an_index(tmp_path, workers):
     assert multiset(without.train, workers) == multiset(with_index.train, 0)
     assert any("b.idx: is missing; the 12 records were found" in note for note in without.notes)
     assert not any("idx" in note for note in with_index.notes)
+    assert any("a.classes.txt: is not there; the classes are called by their numbers" in n for n in with_index.notes)
 
 
 def test_an_index_may_be_in_another_order(tmp_path):
@@ -214,6 +215,8 @@ def test_a_folder_of_record_files(tmp_path):
     assert any("not used: 'only.rec', 'other.rec'" in note for note in data.notes)
     data = open_data(config(tmp_path, val=str(tmp_path / "only.rec")))
     assert len(data.val) == 6 and any("val.rec: not used, because of --val" in note for note in data.notes)
+    (tmp_path / "ants").mkdir()  # a folder of images that records were put into
+    assert any("not used: 'only.rec', 'other.rec', 'ants'" in note for note in open_data(config(tmp_path)).notes)
 
 
 def test_a_bad_payload_is_named(tmp_path):

@@ -142,6 +142,14 @@ def test_a_folder_with_parts_maps_validation_by_name(tmp_path):
     )
 
 
+def test_validation_by_the_training_images_is_said(tmp_path):
+    root = make_folder(tmp_path / "a")
+    data = open_data(DataConfig(data=root, val=root + "/"))
+    assert any(note.endswith("is --data itself") for note in data.notes) and len(data.val) == len(data.train)
+    data = open_data(DataConfig(data=root, val=make_folder(tmp_path / "b")))
+    assert not any("itself" in note for note in data.notes)
+
+
 def test_a_folder_with_an_unknown_validation_class_is_refused(tmp_path):
     root = make_folder(tmp_path / "train")
     refused(DataConfig(data=root, val=make_folder(tmp_path / "val", ("ant", "wasp"))), "'wasp'")

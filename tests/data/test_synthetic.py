@@ -47,11 +47,18 @@ def test_classes_differ_in_their_mean_color(channels, classes):
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "x", "0", "9", "30,4x6", "30,4x6x2", "30,0x6x3", "30,4x6x3,1", "30,4x6x3,31", "30,,5", "-3"]
+    "spec", ["", "x", "0", "9", "30,4x6", "30,4x6x2", "30,0x6x3", "30,4x6x3,1", "30,4x6x3,31", "30,,5", "-3",
+             "100000001", "30,99999x99999x3"]
 )
 def test_what_the_word_cannot_say(spec):
-    with pytest.raises(UserError, match=f"--data synthetic:{spec}: (must be|needs)"):
+    with pytest.raises(UserError, match=f"--data synthetic:{spec}: (must be|needs|at most)"):
         open_data(DataConfig(data=f"synthetic:{spec}"))
+
+
+def test_classes_too_small_to_be_held_out_are_named():
+    notes = open_data(DataConfig(data="synthetic:29,4x6x1,3")).notes  # ten, ten and nine
+    assert any("synthetic:29,4x6x1,3: no validation images of class '2'" in note for note in notes)
+    assert not any("no validation" in note for note in open_data(DataConfig(data="synthetic:30,4x6x1,3")).notes)
 
 
 def test_they_take_no_validation_folder(tmp_path):

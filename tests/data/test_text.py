@@ -73,6 +73,18 @@ def test_small_classes_are_in_both_parts(tmp_path):
         data = opened(table(tmp_path, rows))
         assert [(part.y == 1).sum() for part in (data.train, data.val)] == [1, 1]
         assert [(part.y == 2).sum() for part in (data.train, data.val)] == [1, 0]
+        assert any("no validation texts of class 'single'" in note for note in data.notes)
+
+
+def test_a_class_that_is_held_out_whole_is_named(tmp_path):
+    """Its only text is another class's too, and held out with that one's."""
+    spoken = []
+    for i in range(40):
+        data = opened(table(tmp_path, [*made_up(50), ("ham", f"both {i}"), ("odd", f"both {i}")]), val_split=0.5)
+        held = not (data.train.y == 1).any()
+        assert any("no training texts of class 'odd'" in note for note in data.notes) == held
+        spoken.append(held)
+    assert 5 < sum(spoken) < 35  # a fair coin's, but for one in a million
 
 
 def test_no_validation(tmp_path):
@@ -85,6 +97,7 @@ def test_a_table_of_its_own_for_validation(tmp_path):
     data = opened(table(tmp_path, made_up()), val=table(tmp_path, val, "val.tsv"))
     assert (len(data.train), data.val.y.tolist()) == (200, [1, 1, 1])
     assert any("1 of 3 validation texts are training texts too" in note for note in data.notes)
+    assert any("val.tsv: no validation texts of class 'ham'" in note for note in data.notes)
     with pytest.raises(UserError, match="val.tsv, line 3: label 'phish' is none of the classes"):
         opened(table(tmp_path, made_up()), val=table(tmp_path, [val[0], ("phish", "x")], "val.tsv"))
 

@@ -7,7 +7,7 @@ from mxtrain.data.make_records import RecordsConfig, make_records
 from mxtrain.errors import UserError
 from mxtrain.inference.evaluate import evaluate, main
 from mxtrain.inference.load import load
-from mxtrain.inference.samples import open_samples
+from mxtrain.inference.samples import open_samples, same_place
 from mxtrain.inference.settings import BatchConfig, RunConfig
 
 
@@ -42,6 +42,21 @@ def test_records_and_lists_of_a_folder(folder_run, images, tmp_path, part):
 def test_a_record_folder_is_evaluated_by_its_validation_part(folder_run, images, tmp_path):
     make_records(RecordsConfig(data=str(images), out=str(tmp_path / "r")))
     assert same(result(folder_run, tmp_path / "r"), result(folder_run, images))
+
+
+def test_the_runs_own_records_are_known_by_both_of_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.rec").write_bytes(b"")
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f.rec").write_bytes(b"")
+    assert same_place("r", "r.rec") and same_place("r.idx", str(tmp_path / "r"))
+    assert not same_place("f", "f.rec") and not same_place("r", "f.rec")
+
+
+def test_flags_of_lists_are_told_for_a_folder(folder_run, images, caplog):
+    caplog.set_level("INFO")
+    result(folder_run, images / "val", data_root="/x", image_column=None, label_column=None)
+    assert "--data-root /x has no effect" in caplog.text and "--image-column" not in caplog.text
 
 
 def test_one_class_alone_can_be_evaluated_and_an_unknown_one_not(folder_run, images, tmp_path):

@@ -59,9 +59,11 @@ def test_evaluation_gives_the_numbers_of_the_training(run, capsys):
     assert spam["class"] == "spam" and spam["f1"] == latest["f1"] and spam["recall"] == spam["accuracy"]
 
 
-def test_evaluation_on_another_table(run, tmp_path, capsys):
+def test_evaluation_on_another_table(run, tmp_path, capsys, caplog):
     other = write(tmp_path / "other.csv", [("see you", " spam "), ("win", "spam")], ("text", "label"))  # swapped
+    caplog.set_level("INFO")
     found = json_of(capsys, evaluate, "--run", run, "--data", other, "--per-class")
+    assert f"{other}: no texts of class 'ham'" in caplog.messages
     expected = probabilities(run, ["see you", "win"])
     assert found["samples"] == 2 and found["accuracy"] == (expected.argmax(axis=1) == 1).mean()
     assert found["loss"] == pytest.approx(-np.log(expected[:, 1]).mean(), rel=1e-5)
@@ -70,6 +72,8 @@ def test_evaluation_on_another_table(run, tmp_path, capsys):
                    "v2")["loss"] == found["loss"]
     with pytest.raises(UserError, match="line 2: label 'phish' is none of the classes"):
         evaluate.main(["--run", run, "--data", write(tmp_path / "x.csv", [("phish", "a")])])
+    evaluate.main(["--run", run, "--data", write(tmp_path / "long.csv", [("ham", "a b c d e f"), ("spam", "a")])])
+    assert "1 of 2 evaluated texts have more than --max-tokens 8 features and are cut" in caplog.messages
 
 
 def test_texts_of_the_command_line(run, capsys):

@@ -44,7 +44,7 @@ def run(layout, batch, update=0, kvstore="device"):
     """One batch; returns (reports (rows, 2), [gradients by name on each context])."""
     reports = layout.forward_backward(batch, update)
     InProcess(kvstore, layout.contexts).allreduce(layout.sums)
-    layout.finish()
+    layout.finish(sum(map(bool, layout.rows_of(batch))))
     gradients = [{p.name: g.asnumpy().copy() for p, g in zip(layout.parameters, own)} for own in layout.gradients]
     return np.concatenate([report.asnumpy() for report in reports]), gradients
 

@@ -51,6 +51,11 @@ def test_settings_of_the_other_task_are_refused(given):
         resolve(config.build(given))
 
 
+def test_texts_without_a_table_are_not_looked_for_in_the_digits():
+    with pytest.raises(UserError, match="--data is missing: --task text needs a table"):
+        resolve(config.build({"task": "text"}))
+
+
 def test_a_saved_run_keeps_its_task(tmp_path):
     saved = {"task": "text", "data": "gone.csv", "batch_size": 64}
     assert resolve(config.build(config.resume_values(saved, {"task": "auto"}))) == "text"

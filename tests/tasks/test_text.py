@@ -96,6 +96,14 @@ def test_f1_is_counted_logged_and_saved(train, mails, tmp_path):
     assert read_classes(run) == ["ham", "spam"]
 
 
+def test_of_classes_that_are_equally_frequent_none_is_called_the_rarer(train, tmp_path):
+    (tmp_path / "two.csv").write_text("text,label\n" + "".join(f"{'ab'[i % 2]} {i},{'xy'[i % 2]}\n" for i in range(20)))
+    val = tmp_path / "val.csv"
+    val.write_text("text,label\nc,x\nd,y\n")
+    code, _, err = train("--data", tmp_path / "two.csv", *SMALL, "--val", val, "--out", tmp_path / "run")
+    assert code == 0 and "F1 is that of class 'y', as frequent as the other" in err
+
+
 def test_classes_of_which_none_is_positive(train, tmp_path):
     path, run = tmp_path / "three.csv", tmp_path / "run"
     path.write_text("text,label\n" + "".join(f"{'abc'[i % 3]} {i},{'xyz'[i % 3]}\n" for i in range(60)))

@@ -1,6 +1,7 @@
 """What `mxtrain.fit` is given by people: settings of wrong types, labels that do not exist, losses and networks of all kinds."""
 
 import multiprocessing
+import random
 import time
 
 import mxnet as mx
@@ -227,6 +228,21 @@ def test_workers_of_a_dataset_of_ones_own_change_nothing(settings):
     assert not multiprocessing.active_children()
 
 
+def test_what_samples_draw_does_not_depend_on_workers_or_a_resume(tmp_path):
+    class Noisy(Rows):
+        def __getitem__(self, index):
+            return X[index] + np.float32(np.random.normal() + random.random()), Y[index]
+
+    expected, rows = weights_after(Noisy())
+    assert rows[0]["loss"] != weights_after(Rows())[1][0]["loss"]
+    for workers in (1, 2):
+        for a, b in zip(expected, weights_after(Noisy(), workers=workers)[0]):
+            np.testing.assert_array_equal(a, b)
+    fit(Noisy(), seed=3, epochs=1, lr=0.5, schedule="constant", out=str(tmp_path / "a"))
+    resumed = fit(Noisy(), epochs=2, resume=str(tmp_path / "a")).rows
+    assert resumed[-1]["loss"] == fit(Noisy(), seed=3, epochs=2, lr=0.5, schedule="constant").rows[-1]["loss"]
+
+
 def test_workers_for_batches_are_refused():
     loader = gluon.data.DataLoader(gluon.data.ArrayDataset(X, Y), batch_size=10)
     with pytest.raises(UserError, match="workers=2.*train_data that are batches already"):
@@ -312,6 +328,44 @@ def test_waiting_for_data_is_measured_and_said_once(monkeypatch, caplog):
     caplog.clear()
     assert all(row["wait_share"] == 0 for row in fit(epochs=3).rows)  # in memory
     assert not caplog.text
+
+
+@pytest.mark.parametrize("label", [bool, np.bool_, np.int16, np.uint16, np.uint32, np.float16, np.float64])
+def test_labels_of_all_types_of_numbers(label):
+    class Labelled(Rows):
+        def __getitem__(self, index):
+            return X[index], label(Y[index])
+
+    expected = fit(seed=1).rows[0]["loss"]
+    assert fit(Labelled(), seed=1).rows[0]["loss"] == expected
+    if issubclass(label, np.generic):
+        assert fit(gluon.data.ArrayDataset(X, Y.astype(label)), seed=1).rows[0]["loss"] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sample, words", [
+    ((X[0], "cat"), "type <U3: inputs and labels must be numbers"),
+    ((X[0], None), "type object: inputs and labels must be numbers"),
+    (X[0], "sample 0 is ndarray: must be .input, ..., label."),
+])
+def test_samples_that_are_no_input_and_label_are_named(sample, words, workers):
+    class Odd(Rows):
+        def __getitem__(self, index):
+            return sample
+
+    with pytest.raises(UserError, match=words):
+        fit(Odd(), workers=workers)
+
+
+def test_workers_end_also_when_the_first_batch_fails():
+    class Wrong(Rows):
+        def __getitem__(self, index):
+            return X[index], Y[index] if index == 0 else 1 // 0
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(Wrong(), workers=2)
+    assert not multiprocessing.active_children()  # though the error still holds all that was there
+    assert caught
 
 
 def test_an_interpreter_error_in_a_worker_is_no_user_error():

@@ -3,14 +3,26 @@
 import threading
 from types import SimpleNamespace
 
+import mxnet as mx
 import pytest
 from mxtrain.train import waiting
+
+
+class Mark(waiting._Mark):
+    """Tells the devices that their time was taken."""
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "time" and value is not None:
+            for device in self.arrays:
+                device.noted.set()
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(waiting.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(waiting, "_Mark", Mark)
     return clock
 
 
@@ -18,7 +30,7 @@ class Device:
     """Results that are there when `done` is set."""
 
     def __init__(self, error=None):
-        self.done, self.seen, self._error = threading.Event(), threading.Event(), error
+        self.done, self.noted, self._error = threading.Event(), threading.Event(), error
 
     def wait_to_read(self):
         assert self.done.wait(10)
@@ -26,19 +38,13 @@ class Device:
             raise self._error
 
     def finish(self):
-        """Ends the work, and lets whoever waits for it take note."""
+        """Ends the work, and lets who waits for it take note."""
         self.done.set()
-        for thread in threading.enumerate():
-            if thread.name == "mxtrain-watcher":
-                self._settle(thread)
-
-    @staticmethod
-    def _settle(thread):
-        thread.join(0.1)  # it does not end; it has long taken the time when this is over
+        assert self.noted.wait(10)
 
 
-def run(clock, deliver, latest, ready=lambda: False):
-    """Times of one batch, delivered by deliver(), and one second of host work for each."""
+def run(clock, deliver, latest, ready=lambda: False, work=lambda: None):
+    """Times of one batch, delivered by deliver(), and one second of host work, with what work() does, for it."""
     times = SimpleNamespace(seconds=0.0, waited=0.0)
 
     def batches():
@@ -46,6 +52,7 @@ def run(clock, deliver, latest, ready=lambda: False):
         yield "batch"
 
     for _ in waiting.timed(batches(), ready, lambda: latest, times):
+        work()
         clock.now += 1
     return times
 
@@ -68,8 +75,7 @@ def test_devices_that_work_while_the_host_waits_do_not_wait(clock):
     def deliver():
         clock.now += 5
 
-    times = run(clock, deliver, [device])
-    device.done.set()
+    times = run(clock, deliver, [device], work=device.finish)
     assert (times.waited, times.seconds) == (0, 6)
 
 
@@ -79,9 +85,7 @@ def test_devices_that_had_finished_wait_from_the_question_on(clock):
     device.done.set()
 
     def deliver():
-        for thread in threading.enumerate():
-            if thread.name == "mxtrain-watcher":
-                thread.join(0.1)
+        device.finish()
         clock.now += 5
 
     assert run(clock, deliver, [device]).waited == 5
@@ -110,6 +114,21 @@ def test_an_error_of_the_device_is_not_lost(clock):
 
     with pytest.raises(ValueError, match="an operator failed"):
         run(clock, deliver, [device])
+
+
+def test_an_error_that_comes_later_than_the_batch_is_not_lost(clock):
+    device = Device(ValueError("an operator failed"))
+    with pytest.raises(ValueError, match="an operator failed"):
+        run(clock, lambda: None, [device], work=device.finish)
+
+
+def test_an_error_after_the_last_batch_is_not_lost():
+    # No deviation is negative, which MXNet finds out while it computes.
+    results = [[], [mx.nd.random.normal(0, -1, (2, 2))]]
+    times = SimpleNamespace(seconds=0.0, waited=0.0)
+    with pytest.raises(mx.base.MXNetError, match="Check failed"):
+        for _ in waiting.timed(iter([1]), lambda: False, lambda: results.pop(0), times):
+            pass
 
 
 def test_the_watcher_ends_with_the_batches():

@@ -1,0 +1,133 @@
+"""Two hosts in network namespaces, joined by a veth pair: launching across them, and the link cut in mid-run.
+
+The namespaces share everything but the network. The other one is reached by far_shell.py in the place of ssh.
+"""
+
+import importlib.util
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from launching import SCRIPT, processes, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+HERE, FAR, PORT = "10.77.0.1", "10.77.0.2", 22022
+
+PS = """
+import os, sys, time
+import mxtrain, mxnet as mx
+kv = mx.kv.create("dist_sync")
+kv.init("sum", mx.nd.zeros(3))
+def add(number):
+    given, total = mx.nd.full(3, number), mx.nd.zeros(3)
+    kv.push("sum", given)
+    kv.pull("sum", out=total)
+    return total.asnumpy().tolist()
+"""
+HOROVOD = """
+import os, sys, time
+import mxtrain, mxnet as mx, horovod.mxnet as hvd
+hvd.init()
+def add(number):
+    return hvd.allreduce(mx.nd.full(3, number), average=False, name="sum").asnumpy().tolist()
+"""
+without = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
+transports = pytest.mark.parametrize("transport, worker", [
+    pytest.param("ps", PS, id="ps"), pytest.param("horovod", HOROVOD, id="horovod", marks=without)])
+
+
+def ip(*words):
+    return subprocess.run(["ip", *words], capture_output=True, text=True)
+
+
+@pytest.fixture
+def hosts(tmp_path, monkeypatch, token):
+    """Joins two namespaces -> (names of the two, file of hosts)."""
+    if shutil.which("ip") is None:
+        pytest.skip("iproute2 is not installed")
+    here, far = (f"mxtrain-{uuid.uuid4().hex[:6]}-{end}" for end in "ab")
+    added = ip("netns", "add", here)
+    if added.returncode != 0:
+        pytest.skip(f"namespaces are not allowed: {added.stderr.strip()}")
+    ip("netns", "add", far)
+    server = None
+    try:
+        link = f"v{uuid.uuid4().hex[:8]}"
+        if ip("-n", here, "link", "add", link, "type", "veth", "peer", "name", "veth0", "netns", far).returncode != 0:
+            pytest.skip("veth pairs are not allowed")
+        for name, device, address in ((here, link, HERE), (far, "veth0", FAR)):
+            folder = Path("/etc/netns", name)  # what `ip netns exec` shows of it in the place of /etc
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n")
+            for words in (["link", "set", "lo", "up"], ["address", "add", f"{address}/24", "dev", device],
+                          ["link", "set", device, "up"]):
+                assert ip("-n", name, *words).returncode == 0
+        shell = Path(__file__).with_name("far_shell.py")
+        server = subprocess.Popen(["ip", "netns", "exec", far, sys.executable, shell, "serve", FAR, str(PORT)],
+                                  stdout=subprocess.PIPE)
+        server.stdout.readline()
+        program = tmp_path / "bin" / "ssh"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -S {shell} call {PORT} "$@"\n')
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        (tmp_path / "hosts").write_text(f"{HERE}\n{FAR}\n")
+        yield here, link, tmp_path / "hosts"
+    finally:
+        if server:
+            server.kill()
+            server.communicate()
+        for name in (here, far):
+            ip("netns", "del", name)
+            shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
+        with suppress(OSError):  # others have theirs there
+            os.rmdir("/etc/netns")
+
+
+def start(here, transport, hosts_file, code, *flags):
+    command = ["ip", "netns", "exec", here, sys.executable, SCRIPT, "-n", "2", "--transport", transport,
+               "--hosts", hosts_file, *flags, "--", sys.executable, "-c", code]
+    return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            stdin=subprocess.DEVNULL)
+
+
+@transports
+def test_workers_sum_over_a_slow_link(hosts, transport, worker):
+    here, link, file = hosts
+    if shutil.which("tc"):
+        subprocess.run(["ip", "netns", "exec", here, "tc", "qdisc", "add", "dev", link, "root", "netem", "delay",
+                        "20ms"], check=False, capture_output=True)
+    code = worker + 'print(os.environ["MXTRAIN_RANK"], add(1.0 + int(os.environ["MXTRAIN_RANK"])))'
+    process = start(here, transport, file, code)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert sorted(out.splitlines()) == [f"[worker {n}] {n} [3.0, 3.0, 3.0]" for n in range(2)]
+
+
+@transports
+def test_a_cut_link_ends_all(hosts, token, transport, worker):
+    here, link, file = hosts
+    process = start(here, transport, file, worker + 'add(1.0); print("ready", flush=True)\nwhile True: add(1.0)')
+    try:
+        process.stdout.readline(), process.stdout.readline()
+        assert ip("-n", here, "link", "set", link, "down").returncode == 0
+        begin = time.monotonic()
+        _, err = process.communicate(timeout=60)
+        assert process.returncode not in (0, None) and time.monotonic() - begin < 30
+        assert "launch.py: error: " in err.splitlines()[-1]
+
+        def all_but_the_shell():
+            return [pid for pid in processes(token) if b"far_shell" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+        wait_for(lambda: not all_but_the_shell(), 30 - (time.monotonic() - begin))
+    finally:
+        process.kill()

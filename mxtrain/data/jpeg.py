@@ -174,8 +174,8 @@ class _Factor(ctypes.Structure):
 
 _DECOMPRESS, _RGB, _WARNING = 1, 0, 0  # TJINIT_DECOMPRESS, TJPF_RGB, TJERR_WARNING
 _MOST_WARNINGS = 20
-_ALIGNMENT = 32  # a multiple of the width of every kind of block of coefficients
-_MARGIN = 16  # pixels around the box, so that colors at its border are interpolated as in the whole picture
+_ALIGNMENT = 16  # the width of the usual blocks; for wider ones (4:1:1) the whole picture is decoded
+_MARGIN = 4  # pixels around the box, so that colors at its border are interpolated as in the whole picture
 
 
 @functools.lru_cache(None)

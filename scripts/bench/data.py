@@ -166,13 +166,18 @@ def _to_float(data):
 
 
 def _gluon_loader(place, **arguments):
+    """gluon's own loader of the folder, with its own transforms."""
     from mxnet.gluon.data import DataLoader
     from mxnet.gluon.data.vision import ImageFolderDataset, transforms
 
     change = transforms.Compose([transforms.RandomResizedCrop(SIZE), transforms.RandomFlipLeftRight(),
                                  transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
     dataset = ImageFolderDataset(str(place / "images" / "train")).transform_first(change)
-    loader = DataLoader(dataset, BATCH, shuffle=True, **arguments)
+    return DataLoader(dataset, BATCH, shuffle=True, **arguments)
+
+
+def _gluon(place, **arguments):
+    loader = _gluon_loader(place, **arguments)
 
     def turn():
         images = 0
@@ -186,17 +191,17 @@ def _gluon_loader(place, **arguments):
 
 def data_loader(place, threads, stack):
     """gluon's DataLoader, which reads when it is asked."""
-    return _gluon_loader(place)
+    return _gluon(place)
 
 
 def data_loader_processes(place, threads, stack):
     """gluon's DataLoader with worker processes."""
-    return _gluon_loader(place, num_workers=threads)
+    return _gluon(place, num_workers=threads)
 
 
 def data_loader_threads(place, threads, stack):
     """gluon's DataLoader with a pool of threads."""
-    return _gluon_loader(place, num_workers=threads, thread_pool=True)
+    return _gluon(place, num_workers=threads, thread_pool=True)
 
 
 def image_record_iter(place, threads, stack):
@@ -242,12 +247,7 @@ def first_batch(place, options, name) -> float:
             stack.callback(loader.close)
             _to_float(data)(next(loader.batches(0))[0]).wait_to_read()
         else:
-            from mxnet.gluon.data import DataLoader
-            from mxnet.gluon.data.vision import ImageFolderDataset, transforms
-
-            change = transforms.Compose([transforms.RandomResizedCrop(SIZE), transforms.ToTensor()])
-            dataset = ImageFolderDataset(str(place / "images" / "train")).transform_first(change)
-            x, _ = next(iter(DataLoader(dataset, BATCH, num_workers=options.threads)))
+            x, _ = next(iter(_gluon_loader(place, num_workers=options.threads)))
             x.wait_to_read()
         return time.perf_counter() - began
 
@@ -316,7 +316,8 @@ def train(place, options) -> dict:
     for number in range(3):
         for name, path in (("folder", "images"), ("memory", "memory.npz")):
             out = place / f"{name}{number}"
-            program = [sys.executable, str(ROOT / "scripts" / "train.py"), "--data", str(place / path), "--out", str(out),
+            program = [sys.executable, str(ROOT / "scripts" / "train.py"), "--data", str(place / path),
+                       "--out", str(out),
                        "--model", "resnet18_v1", "--batch-size", "64", "--epochs", "2", "--val-split", "0",
                        "--checkpoint-minutes", "60", "--no-plots", "--no-tensorboard", "--no-progress"]
             subprocess.run(program, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

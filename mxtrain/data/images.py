@@ -39,7 +39,7 @@ def load(path: str) -> Picture:
 def read(path: str) -> bytes:
     """The bytes of an image file. BadSample with the path."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:
             return file.read()
     except OSError as error:
         raise BadSample(f"image {os.fspath(path)}: {error.strerror}") from error

@@ -39,7 +39,7 @@ def load(path: str) -> Picture:
 def read(path: str) -> bytes:
     """The bytes of an image file. BadSample with the path."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:
             return file.read()
     except OSError as error:
         raise BadSample(f"image {os.fspath(path)}: {error.strerror}") from error
@@ -54,8 +54,11 @@ def picture(encoded: bytes, name: str) -> Picture:
 
 
 def cut(image: Picture, box: jpeg.Box, at_least: Tuple[int, int]) -> np.ndarray:
-    """The pixels of a box (top, left, height, width) -> (h, w, c) uint8: as they are, or scaled down by 2, 4 or 8 as
-    long as they are `at_least` (height, width), which a JPEG's decoder does in less time than it takes to decode them."""
+    """The pixels of a box (top, left, height, width) -> (h, w, c) uint8.
+
+    Those of a JPEG are scaled down by 2, 4 or 8, which saves its decoder work, as long as they are `at_least`
+    (height, width).
+    """
     if isinstance(image, jpeg.Jpeg):
         return image.cut(box, at_least)
     top, left, height, width = box

@@ -174,12 +174,12 @@ class _Factor(ctypes.Structure):
 
 _DECOMPRESS, _RGB, _WARNING = 1, 0, 0  # TJINIT_DECOMPRESS, TJPF_RGB, TJERR_WARNING
 _MOST_WARNINGS = 20
-_ALIGNMENT = 32  # a multiple of the width of every kind of block of coefficients
-_MARGIN = 16  # pixels around the box, so that colors at its border are interpolated as in the whole picture
+_ALIGNMENT = 16  # the width of the usual blocks; for wider ones (4:1:1) the whole picture is decoded
+_MARGIN = 4  # pixels around the box, so that colors at its border are interpolated as in the whole picture
 
 
 @functools.lru_cache(None)
-def _library() -> Optional[ctypes.CDLL]:
+def _library() -> Optional[ctypes.PyDLL]:
     try:
         bundled = importlib.metadata.files("turbojpeg") or []
     except importlib.metadata.PackageNotFoundError:
@@ -187,15 +187,17 @@ def _library() -> Optional[ctypes.CDLL]:
     paths = [str(file.locate()) for file in bundled if file.name.startswith("libturbojpeg")]
     for path in [*paths, ctypes.util.find_library("turbojpeg")]:
         try:
-            library = ctypes.CDLL(path) if path else None
+            # Its quick functions keep the interpreter's lock, which is longer to get back than they take.
+            library = ctypes.PyDLL(path) if path else None
         except OSError:
             continue
         if hasattr(library, "tj3SetCroppingRegion"):
+            library.decompress = ctypes.CDLL(path).tj3Decompress8
             return _declared(library)
     return None
 
 
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declared(library: ctypes.PyDLL) -> ctypes.PyDLL:
     handle, size, integer, pointer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
     for name, result, *arguments in (
         ("tj3Init", handle, integer),
@@ -205,7 +207,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         ("tj3DecompressHeader", integer, handle, pointer, size),
         ("tj3SetScalingFactor", integer, handle, _Factor),
         ("tj3SetCroppingRegion", integer, handle, _Region),
-        ("tj3Decompress8", integer, handle, pointer, size, pointer, integer, integer),
+        ("decompress", integer, handle, pointer, size, pointer, integer, integer),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -215,7 +217,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
 class _Decoder:
     """A handle; each thread has one."""
 
-    def __init__(self, library: ctypes.CDLL):
+    def __init__(self, library: ctypes.PyDLL):
         self._library, self.handle = library, library.tj3Init(_DECOMPRESS)
 
     def __del__(self):
@@ -253,7 +255,7 @@ def _turbo_cut(encoded: bytes, header: Header, box: Box, factor: int, name: str)
         or library.tj3SetCroppingRegion(handle, _Region(0, 0, 0, 0))  # of the picture before
         or library.tj3SetScalingFactor(handle, _Factor(1, factor))
         or library.tj3SetCroppingRegion(handle, region)
-        or library.tj3Decompress8(handle, encoded, len(encoded), pixels.ctypes.data, pixels.strides[0], _RGB)
+        or library.decompress(handle, encoded, len(encoded), pixels.ctypes.data, pixels.strides[0], _RGB)
     )
     if failed and library.tj3GetErrorCode(handle) != _WARNING:
         del _decoders.decoder  # it may not recover

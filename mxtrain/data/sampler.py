@@ -124,8 +124,8 @@ class BatchSampler:
     time.
 
     length: number of samples. batch_size: samples of a global batch. shuffle: "full", "block" (see
-    BlockPermutation; `block` samples, `window` blocks) or "none", the order of the data. last_batch: a short last batch is kept ("keep") or left out ("drop"); `dropped` is the number of
-    samples that this costs an epoch.
+    BlockPermutation; `block` samples, `window` blocks) or "none", the order of the data. last_batch: a short last
+    batch is kept ("keep") or left out ("drop"); `dropped` is the number of samples that this costs an epoch.
 
     UserError when there is no sample, the batch size is below 1, or dropping leaves no batch at all.
     """

@@ -16,7 +16,7 @@ from mxtrain.parallel.exact import memory
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-_SMALL = 64 * 64  # pixels up to which a whole batch is faster than image by image
+_ROWS_AT_ONCE = 32  # few calls, since each lets the interpreter go and must get it back, and little memory
 
 
 class Pixels(NamedTuple):
@@ -66,16 +66,12 @@ class Normalize(HybridBlock):
         """The output for images on the host, on a CPU context."""
         rows, height, width, channels = x.shape
         output = mx.nd.empty((rows, len(self._tables), height, width), ctx)
-        values = memory(output).reshape(output.shape)
-        if height * width <= _SMALL:
+        values = memory(output).reshape(rows, len(self._tables), height * width)
+        for first in range(0, rows, _ROWS_AT_ONCE):
+            part = slice(first, first + _ROWS_AT_ONCE)
+            planes = np.ascontiguousarray(x[part].reshape(-1, height * width, channels).transpose(2, 0, 1))
             for c, table in enumerate(self._tables):
-                values[:, c] = table[x[..., c // self._repeats]]
-            return output
-        planes = np.empty((channels, height, width), np.uint8)
-        for image, result in zip(x, values):
-            np.copyto(planes, image.transpose(2, 0, 1))
-            for c, table in enumerate(self._tables):
-                cv2.LUT(planes[c // self._repeats], table, result[c])
+                cv2.LUT(planes[c // self._repeats], table, values[part, c])
         return output
 
 

@@ -27,26 +27,23 @@ def timed(batches: Iterable, ready: Callable[[], bool], latest: Callable[[], Seq
     at the latest when the batches are over.
     """
     watcher, batches = _Watcher(), iter(batches)
-    began = time.perf_counter()
     try:
         while True:
             asked = time.perf_counter()
             mark = None if ready() else watcher.watch(latest())
             batch = next(batches, None)
-            now = time.perf_counter()
+            got = time.perf_counter()
+            times.seconds += got - asked
             if mark is not None and mark.time is not None:
-                times.waited += max(0.0, now - max(mark.time, asked))
+                times.waited += max(0.0, got - max(mark.time, asked))
             if batch is None:
                 watcher.join()
             if watcher.error is not None:
                 raise watcher.error
-            if batch is not None:
-                yield batch
-                now = time.perf_counter()
-            times.seconds += now - began
-            began = now
             if batch is None:
                 return
+            yield batch
+            times.seconds += time.perf_counter() - got
     finally:
         watcher.close()
 

@@ -7,7 +7,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @pytest.mark.parametrize("shape, channels, peak", [
-    ((8, 8, 1), 1, 16), ((28, 28, 1), 3, 255), ((90, 100, 1), 3, 255), ((5, 7, 3), 3, 255), ((80, 70, 3), 3, 255)])
+    ((8, 8, 1), 1, 16), ((1, 1, 3), 3, 255), ((1, 9, 1), 1, 255), ((28, 28, 1), 3, 255), ((90, 100, 1), 3, 255), ((5, 7, 3), 3, 255), ((80, 70, 3), 3, 255)])
 def test_host_and_device_normalize_alike(shape, channels, peak):
     pixels = Pixels(shape, channels, peak, MEAN[:channels], STD[:channels])
     x = np.random.RandomState(0).randint(0, peak + 1, (3, *shape)).astype("uint8")

@@ -327,7 +327,7 @@ def test_waiting_for_data_is_measured_and_said_once(monkeypatch, caplog):
     assert caplog.text.count("the devices wait for data in") == 1 and "workers=0 of" in caplog.text
     caplog.clear()
     assert all(row["wait_share"] == 0 for row in fit(epochs=3).rows)  # in memory
-    assert not caplog.text
+    assert "the devices wait" not in caplog.text
 
 
 @pytest.mark.parametrize("label", [bool, np.bool_, np.int16, np.uint16, np.uint32, np.float16, np.float64])

@@ -139,3 +139,17 @@ def test_the_watcher_ends_with_the_batches():
         if thread.name == "mxtrain-watcher":
             thread.join(10)
             assert not thread.is_alive()
+
+
+def test_the_share_is_right_at_any_time(clock):
+    times, seen = SimpleNamespace(seconds=0.0, waited=0.0), []
+
+    def batches():
+        for _ in range(3):
+            clock.now += 4
+            yield "batch"
+
+    for _ in waiting.timed(batches(), lambda: False, lambda: [], times):
+        seen.append((times.waited, times.seconds))  # as the loop does, before the step's own time is known
+        clock.now += 1
+    assert seen == [(4, 4), (8, 9), (12, 14)] and (times.waited, times.seconds) == (12, 15)

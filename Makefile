@@ -6,6 +6,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
+WHEELS := .wheels
 
 .PHONY: help setup train test test-all clean FORCE
 .DEFAULT_GOAL := help
@@ -15,18 +16,19 @@ help:
 	@echo "make test      run the tests that take minutes (ARGS='-k devices' passes flags to pytest)"
 	@echo "make test-all  run the long tests too"
 	@echo "make setup     only make $(VENV), with the versions of docker/constraints.txt"
-	@echo "make clean     remove $(VENV) and what building and testing left behind"
+	@echo "make setup HOROVOD=1  Horovod too, compiled here (minutes, once), as make test needs it"
+	@echo "make clean     remove $(VENV) and what testing left behind, but not the compiled Horovod in $(WHEELS)"
 	@echo "PYTHON=python3.11 chooses the interpreter; without it, the first from 3.9 to 3.12 that is found"
 
-setup: $(VENV)/.installed
+setup: $(VENV)/.installed $(if $(filter-out 0,$(HOROVOD)),$(VENV)/.installed-horovod)
 
 train: setup
 	$(BIN)/python scripts/train.py $(ARGS)
 
-test: $(VENV)/.installed-test
+test: $(VENV)/.installed-test $(VENV)/.installed-horovod
 	$(BIN)/python -m pytest -m "not slow" --durations 10 tests $(ARGS)
 
-test-all: $(VENV)/.installed-test
+test-all: $(VENV)/.installed-test $(VENV)/.installed-horovod
 	$(BIN)/python -m pytest --durations 20 tests $(ARGS)
 
 clean:
@@ -41,6 +43,16 @@ $(VENV)/.installed: $(VENV)/.python docker/constraints.txt setup.py
 
 $(VENV)/.installed-test: $(VENV)/.installed docker/constraints-test.txt
 	$(PIP) -r docker/constraints-test.txt
+	@touch $@
+
+# A wheel that is there is taken, whatever make clean did to $(VENV), unless the script is newer.
+$(VENV)/.installed-horovod: $(VENV)/.installed docker/build-horovod.sh \
+    docker/constraints-build.txt docker/constraints-horovod.txt
+	@mkdir -p $(WHEELS) && find $(WHEELS) -name "horovod-*" ! -newer docker/build-horovod.sh -delete
+	@$(PIP) --force-reinstall --no-index --find-links $(WHEELS) \
+	    $$(grep "^horovod" docker/constraints-horovod.txt) 2>/dev/null || \
+	    docker/build-horovod.sh $(BIN)/python $(WHEELS)
+	$(PIP) --force-reinstall --find-links $(WHEELS) -r docker/constraints-horovod.txt
 	@touch $@
 
 # The stamp holds the name of the interpreter. Another one asked for by PYTHON makes the environment anew.

@@ -51,7 +51,8 @@ setup(
         # Its wheel holds libjpeg-turbo 3, which decodes only the part of a JPEG that a crop needs: a third faster.
         # Without it OpenCV gives the same pixels.
         "turbojpeg": ["turbojpeg>=0.0.2,<0.1"],
-        # Compiled against the MXNet that is installed before it.
+        # pip alone builds it without MXNet. `make setup HOROVOD=1` (docker/build-horovod.sh) compiles it against the
+        # MXNet that is installed before it.
         "horovod": ["horovod==0.28.1"],
         # MXNet's exporter uses names that later versions removed; older ones have no wheel for Python 3.12.
         "onnx": [

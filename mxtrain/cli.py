@@ -10,7 +10,8 @@ from typing import Callable, List
 
 from tqdm import tqdm
 
-from mxtrain.errors import TrainingError, UserError
+from mxtrain.errors import Elsewhere, TrainingError, UserError
+from mxtrain.launch.worker import LOST_PEER
 
 _log = logging.getLogger("mxtrain")
 
@@ -35,6 +36,8 @@ def run(program: str, main: Callable[[List[str]], int]) -> None:
         code = main(sys.argv[1:])
     except UserError as error:
         code = _fail(program, error, 2)
+    except Elsewhere as error:
+        code = _fail(program, error, LOST_PEER)
     except TrainingError as error:
         code = _fail(program, error, 1)
     except KeyboardInterrupt:

@@ -19,6 +19,10 @@ class TrainingError(Exception):
     """Training cannot go on, through no fault of the command: its text is one line; programs exit with code 1."""
 
 
+class Elsewhere(TrainingError):
+    """Training ends only because another process cannot go on, which says why itself; exit code 75."""
+
+
 def nearest(name: str, allowed) -> str:
     """The part of an error message that helps with a misspelled name: the likeliest allowed ones, or all if few."""
     close = difflib.get_close_matches(name, list(allowed), n=4, cutoff=0.5)

@@ -15,6 +15,18 @@ ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.9", "3.10", "3.11", "3.12")
 SHELL = shutil.which("sh")
 
+# Horovod's files that docker/build-horovod.sh changes: the line in question, and what becomes of it.
+PATCHES = {
+    "cmake/Modules/FindMxnet.cmake": ("import mxnet as mx", "import mxtrain, mxnet as mx"),
+    "horovod/mxnet/__init__.py": (
+        "from horovod.a import b",
+        "import mxtrain  # before MXNet: it prepares numpy\nfrom horovod.a import b",
+    ),
+    "horovod/common/gloo/gloo_controller.cc": ("global_ranks_.reserve(size_);", "global_ranks_.resize(size_);"),
+    "setup.py": ("else 'RelWithDebInfo'", "else 'Release'"),
+    "CMakeLists.txt": ("    enable_language(CUDA)\nelse", "else"),
+}
+
 
 def requirements(lines):
     stripped = (line.split("#")[0].strip() for line in lines)
@@ -44,7 +56,7 @@ def package():
     return given
 
 
-@pytest.mark.parametrize("file", ["constraints.txt", "constraints-test.txt"])
+@pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "docker").glob("constraints*.txt")))
 def test_constraints_are_exact_versions(file):
     listed = requirements((ROOT / "docker" / file).read_text().splitlines())
     assert listed
@@ -54,9 +66,10 @@ def test_constraints_are_exact_versions(file):
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_constraints_satisfy_the_package(package, python):
-    versions = locked(python, "constraints.txt", "constraints-test.txt")
+    versions = locked(python, "constraints.txt", "constraints-test.txt", "constraints-horovod.txt")
     extras = package["extras_require"]
-    needed = requirements(package["install_requires"] + extras["cpu"] + extras["onnx"] + extras["test"])
+    needed = package["install_requires"] + extras["cpu"] + extras["onnx"] + extras["horovod"] + extras["test"]
+    needed = requirements(needed)
     for requirement in needed:
         if applies(requirement, python):
             assert requirement.specifier.contains(versions[requirement.name.lower()]), requirement
@@ -68,6 +81,11 @@ def test_one_opencv_and_one_mxnet(package):
     builds = [name for name in versions if name.startswith(("opencv", "mxnet"))]
     assert builds == ["mxnet", "opencv-python-headless"]
     assert not [r.name for r in requirements(package["install_requires"]) if r.name.startswith("mxnet")]
+
+
+def test_horovod_is_the_one_compiled_against_the_mxnet_of_the_constraints():
+    versions = locked("3.11", "constraints.txt", "constraints-horovod.txt")
+    assert versions["horovod"].endswith("+mxnet" + versions["mxnet"])
 
 
 def test_version_is_that_of_the_package(package):
@@ -82,24 +100,33 @@ def checkout(tmp_path):
     """A folder with what `make setup` needs, and a stand-in for python3: see `interpreter`."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
-    for file in ("Makefile", "setup.py", "docker/constraints.txt", "docker/constraints-test.txt"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
+    for file in ("Makefile", "setup.py"):
         shutil.copy(ROOT / file, tmp_path / file)
+    shutil.copytree(ROOT / "docker", tmp_path / "docker")
     return tmp_path
 
 
 def interpreter(folder, suitable=True, venv=True, pip=True, name="python"):
     """Write a program that answers the Makefile like a Python with these properties; its path.
 
-    Each call of its pip adds a line to pip.log.
+    Each call of its pip adds a line to pip.log. Without an index it finds only what is in .wheels, where its
+    `pip wheel` puts a file; its `pip download` makes an archive with the files of Horovod that are patched.
     """
     path = folder / name
     pip_line = f'echo "$@" >> {folder}/pip.log; exit {0 if pip else 1}'
+    source = folder / "horovod-0.28.1"
+    for file, (text, _) in PATCHES.items():
+        (source / file).parent.mkdir(parents=True, exist_ok=True)
+        (source / file).write_text(text + "\n")
     path.write_text(f"""#!{SHELL}
 case "$*" in
     *version_info*) exit {0 if suitable else 1} ;;
     *ensurepip*) exit {0 if venv else 1} ;;
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    *" --no-index "*) ls .wheels/horovod-* > /dev/null 2>&1 || exit 1; {pip_line} ;;
+    *" download --dest "*) tar -czf "$6/horovod-0.28.1.tar.gz" -C {folder} horovod-0.28.1; {pip_line} ;;
+    *" wheel --wheel-dir "*)
+        cp -r . {folder}/compiled; env > {folder}/compiled/env; touch "$6/horovod-0.28.1.whl"; {pip_line} ;;
     "-m pip "*) {pip_line} ;;
 esac
 """)
@@ -107,8 +134,8 @@ esac
     return path
 
 
-def make(folder, *arguments):
-    return run(["make", *arguments], folder)
+def make(folder, *arguments, **environment):
+    return run(["make", *arguments], folder, **environment)
 
 
 def run(command, folder, **environment):
@@ -166,6 +193,38 @@ def test_failure_half_way_leaves_no_stamp(checkout):
     assert make(checkout, "setup")[0] == 2  # tries again, with the same interpreter
     assert make(checkout, "setup", f"PYTHON={good}")[0] == 0  # another one: the environment is made anew
     assert (checkout / ".venv/bin/python").read_text() == good.read_text()
+
+
+def test_horovod_is_compiled_once(checkout):
+    python = f"PYTHON={interpreter(checkout)}"
+    compiled, compiler = checkout / "compiled", dict(CXX="sh")  # any program that exists
+    assert make(checkout, "setup", python, "HOROVOD=0") == (0, []) and not compiled.exists()
+    assert make(checkout, "setup", "HOROVOD=1", **compiler) == (0, [])
+    for file, (_, text) in PATCHES.items():
+        assert (compiled / file).read_text() == text + "\n"
+    env = (compiled / "env").read_text().splitlines()
+    assert {"HOROVOD_WITH_MXNET=1", "HOROVOD_WITH_GLOO=1", "HOROVOD_LOCAL_VERSION=mxnet1.9.1"} <= {*env}
+    assert f"HOROVOD_CMAKE={checkout}/.venv/bin/cmake" in env
+    shutil.rmtree(compiled)
+
+    calls = pip_calls(checkout)
+    assert make(checkout, "setup", "HOROVOD=1") == (0, []) and pip_calls(checkout) == calls
+    assert make(checkout, "clean") == (0, []) and not (checkout / ".venv").exists()
+    assert make(checkout, "setup", python, "HOROVOD=1") == (0, [])
+    assert not compiled.exists()  # the wheel was kept
+
+    later = (checkout / ".venv/.installed-horovod").stat().st_mtime + 10
+    os.utime(checkout / "docker/build-horovod.sh", (later, later))
+    assert make(checkout, "setup", "HOROVOD=1", **compiler)[0] == 0
+    assert compiled.exists()  # the script is newer than the wheel
+
+
+def test_horovod_without_a_compiler(checkout):
+    code, errors = make(checkout, "setup", f"PYTHON={interpreter(checkout)}", "HOROVOD=1", CXX="missing-compiler")
+    assert code == 2 and errors[0] == "Horovod needs a C++ compiler (Debian, Ubuntu: apt-get install g++)"
+    assert len(errors) == 2 and errors[1].startswith("make")
+    assert not (checkout / ".venv/.installed-horovod").exists()
+    assert make(checkout, "setup")[0] == 0  # nothing else needs one
 
 
 def test_ci_fails_without_tests(checkout):

@@ -18,6 +18,10 @@ from mxtrain.launch.slots import Place
 SET_HERE = ("DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
 """Variables that only a launcher sets."""
 
+# New memory is zero (255 stands for the byte 0). MXNet 1.9.1's server never sets its switch for keeping float64 sums as
+# float32, so that whatever lies in memory would decide.
+_ZERO_MEMORY = {"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "MALLOC_PERTURB_": "255"}
+
 _COMMAND = [sys.executable, "-m", "mxtrain.launch.server"]
 
 # PORT is what containers set for their web server; MXNet would take it for the port of every node.
@@ -39,7 +43,7 @@ class ParameterServer:
         homes = [("scheduler", "scheduler", this_host)]
         homes += [("server", f"server {n}", hosts[n % len(hosts)]) for n in range(self._servers)]
         return [self._task(role, Task(name, _COMMAND, host, host == this_host or is_here(host),
-                                      {"OMP_NUM_THREADS": "1"}))
+                                      _ZERO_MEMORY if role == "server" else {"OMP_NUM_THREADS": "1"}))
                 for role, name, host in homes]
 
     def worker(self, task: Task, place: Place) -> Task:

@@ -20,12 +20,8 @@ from typing import Any, Callable, List, Sequence
 import mxnet as mx
 import numpy as np
 
-from mxtrain.errors import TrainingError, UserError
+from mxtrain.errors import Elsewhere, TrainingError, UserError
 from mxtrain.parallel.world import World
-
-
-class Elsewhere(TrainingError):
-    """Another process cannot go on, and has said why."""
 
 
 class Communicator:
@@ -79,6 +75,9 @@ class Communicator:
     def barrier(self) -> None:
         """Returns when all processes have come here."""
         self.total(np.zeros(1))
+
+    def check_exact(self) -> None:
+        """Raises UserError when sums of float64 numbers would be rounded on their way."""
 
     def close(self) -> None:
         """Takes leave of the other processes."""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import socket
+import time
 from typing import List, Sequence
 
 import mxnet as mx
 import numpy as np
 
+from mxtrain.errors import UserError
 from mxtrain.parallel.communicator import InProcess
+
+_ON_ALL_SERVERS = 1_000_000  # elements from which on MXNet spreads an array over all servers
+_SECONDS_TO_MEET = 60  # the scheduler imports MXNet first, as this process did
 
 
 class ParameterServer(InProcess):
@@ -17,8 +25,13 @@ class ParameterServer(InProcess):
     """
 
     def __init__(self, kvstore: str):
+        _meet_scheduler()
         self._store, self._known = mx.kv.create(kvstore), set()
-        self.rank, self.size = self._store.rank, self._store.num_workers
+        # Else a process that ends by an error would wait at its end for the others, and they for it.
+        mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(0)))
+        # The store numbers workers by address and port, anew at every start; a launcher knows better.
+        self.rank = int(os.environ.get("MXTRAIN_RANK", self._store.rank))
+        self.size = self._store.num_workers
 
     def use(self, contexts: Sequence[mx.Context]) -> None:
         pass  # the store takes arrays of any
@@ -41,6 +54,23 @@ class ParameterServer(InProcess):
             self._sum([f"broadcast.{number}"], [[wide]])
             wide.astype(array.dtype).copyto(array)
 
+    def check_exact(self) -> None:
+        """Raises UserError for servers that round float64 to float32.
+
+        MXNet 1.9.1 never gives a value to the server's switch for keeping 32-bit copies of other types: it is whatever
+        lies in memory. scripts/launch.py starts servers whose memory is zero; others may be good by luck.
+        """
+        fine = mx.nd.full((_ON_ALL_SERVERS,), 1 + 2.0**-40 if self.rank == 0 else 2.0**-41, dtype="float64")
+        self._sum(["fine"], [[fine]])
+        expected = 1 + 2.0**-40 + (self.size - 1) * 2.0**-41
+        if not (fine.asnumpy() == expected).all():
+            raise UserError("--exact: a server rounds sums to 32 bits; start the processes by scripts/launch.py, or "
+                            "servers with GLIBC_TUNABLES=glibc.malloc.tcache_count=0 MALLOC_PERTURB_=255")
+
+    def close(self) -> None:
+        mx.nd.waitall()
+        self.barrier()  # nobody leaves while others still want sums
+
     def _sum(self, keys: List[str], arrays: List[List[mx.nd.NDArray]]) -> None:
         new = [(key, copies[0]) for key, copies in zip(keys, arrays) if key not in self._known]
         if new:
@@ -48,3 +78,18 @@ class ParameterServer(InProcess):
                              [mx.nd.zeros(array.shape, dtype=array.dtype) for _, array in new])
             self._known.update(key for key, _ in new)
         self._store.pushpull(keys, arrays, out=arrays)
+
+
+def _meet_scheduler() -> None:
+    """Raises UserError when nobody listens where the scheduler should be: MXNet would wait for it for ever."""
+    host, port = os.environ["DMLC_PS_ROOT_URI"], os.environ["DMLC_PS_ROOT_PORT"]
+    deadline = time.monotonic() + _SECONDS_TO_MEET
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return
+        except (OSError, ValueError, OverflowError) as error:
+            if time.monotonic() > deadline or isinstance(error, (socket.gaierror, ValueError, OverflowError)):
+                raise UserError(f"--kvstore: no scheduler answers at {host}:{port} ({error}); it is named by "
+                                "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and started by scripts/launch.py") from None
+        time.sleep(0.2)

@@ -22,9 +22,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Dict, List
 
-from mxtrain.errors import BadSample, TrainingError, UserError
+from mxtrain.errors import BadSample, Elsewhere, TrainingError, UserError
 from mxtrain.optim.clipping import global_norm
-from mxtrain.parallel.communicator import Elsewhere
 from mxtrain.parallel.exact import NotSummable
 from mxtrain.train.agreement import Agreement, agree
 from mxtrain.train.evaluate import evaluate

@@ -9,7 +9,7 @@ from typing import List
 
 from mxtrain import cli, compat, config
 from mxtrain.devices import contexts
-from mxtrain.errors import UserError
+from mxtrain.errors import Elsewhere, UserError
 from mxtrain.parallel import world
 from mxtrain.tasks import kind
 from mxtrain.train import folder, session
@@ -37,6 +37,8 @@ def main(argv: List[str]) -> int:
     settings.devices.threads, settings.parallel.kvstore = compat.threads(), around.kvstore
 
     # Only now, with the command line and the devices checked: these take seconds to import.
+    import mxnet as mx
+
     from mxtrain.callbacks.progress import Progress
     from mxtrain.parallel.communicator import InProcess
     from mxtrain.parallel.layout import part_of
@@ -45,6 +47,8 @@ def main(argv: List[str]) -> int:
 
     communicator = communicator or InProcess(around.kvstore, replicas)
     communicator.use(replicas)
+    if settings.parallel.exact:
+        communicator.check_exact()
     count = len(replicas)
     shards = resolve_shards(settings, count * communicator.size)
     part = functools.partial(part_of, first=communicator.rank * count, count=count, replicas=count * communicator.size,
@@ -74,6 +78,10 @@ def main(argv: List[str]) -> int:
             cli.print_json({"run": settings.train.out, "finished": None, "epochs": run.state.epoch,
                             "updates": run.state.update, "signal": stopped.number})
         return 128 + stopped.number
+    except mx.base.MXNetError as error:
+        if communicator.size > 1 and "Horovod has been shut down" in str(error):
+            raise Elsewhere("another process has gone: Horovod has been shut down") from None
+        raise
     finally:
         task.close()
     if communicator.rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from mxtrain import config
 from mxtrain.errors import UserError
+from mxtrain.launch import worker
 from mxtrain.train import checkpoint, folder
 
 _log = logging.getLogger("mxtrain")
@@ -40,12 +42,23 @@ def configure(given: Dict[str, Any], communicator=None) -> Tuple[SimpleNamespace
 
 
 def _joined(given: Dict[str, Any]) -> Tuple[Dict[str, Any], Optional[Place]]:
+    begun = worker.folder_to_resume()
+    if begun is not None:  # launch.py starts the same command again
+        given = {**given, **_again(begun)}
     if not given.get("resume"):
         return given, None
     place = Place(*checkpoint.find(given["resume"]))
     if given.get("out") is not None and Path(given["out"]).resolve() != place.path.resolve():
         raise UserError(f"--out {given['out']}: has no effect with --resume, which goes on in {place.path}")
     return config.resume_values(config.load(place.path / "config.yaml"), given), place
+
+
+def _again(begun: Path) -> Dict[str, Any]:
+    """What to give for the run that this launch has begun before: its last checkpoint, or nothing, in its folder."""
+    if checkpoint.Folder(begun / "checkpoints", reads_only=True).names():
+        return {"resume": str(begun), "out": None}
+    shutil.rmtree(begun, ignore_errors=True)
+    return {"resume": None, "out": str(begun)}
 
 
 def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder: Callable[[], Optional[Path]],
@@ -80,6 +93,8 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
                 stack.callback(folder.close_log, folder.log_to(path))
         if writes:
             describe()
+            if path is not None:
+                worker.announce_run(path)
         for note in notes:
             _log.info("%s", note)
         run.callbacks = Callbacks([*(_file_callbacks(settings, path) if path and writes else []), *callbacks])

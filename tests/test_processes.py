@@ -1,0 +1,132 @@
+"""The laws over processes: Horovod and the parameter server give what one process gives."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainings import SCRIPT, arrays, assert_close, assert_same_bits, idx_folder, metrics
+
+LAUNCH = SCRIPT.with_name("launch.py")
+MEASURED = {"seconds", "samples_per_second", "wait_share"}
+HOROVOD = pytest.param("horovod", marks=pytest.mark.skipif(importlib.util.find_spec("horovod") is None,
+                                                           reason="Horovod is not installed (make setup HOROVOD=1)"))
+NETWORK = """
+from mxnet.gluon import nn
+
+def net(classes):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"), nn.Dropout(0.3), nn.Flatten(),
+            nn.Dense(8, activation="relu"), nn.Dropout(0.2), nn.Dense(classes))
+    return net
+"""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """97 samples to train on, 23 to validate, a network that draws and counts; and what one process makes of them."""
+    place = tmp_path_factory.mktemp("processes")
+    idx_folder(place / "data", 97, 23, side=8)
+    (place / "network.py").write_text(NETWORK)
+    for name, flags in (("exact", ["--exact"]), ("float", ["--shards", "6"])):
+        run(place, [sys.executable, str(SCRIPT), *flags_of(place, name), *flags])
+    return place
+
+
+def flags_of(place, out):
+    return ["--data", place / "data", "--model", "network:net", "--batch-size", 10, "--epochs", 3, "--lr", 0.05, "--clip-norm",
+            1.0, "--momentum", 0.9, "--no-plots", "--no-tensorboard", "--no-progress", "--out", place / out]
+
+
+def launch(place, transport, workers, servers, *flags):
+    kvstore = [] if transport == "horovod" else ["--kvstore", "dist_sync"]
+    servers = [] if transport == "horovod" else ["-s", servers]
+    return [sys.executable, LAUNCH, "--transport", transport, "-n", workers, *servers, "--", sys.executable, SCRIPT, *flags,
+            *kvstore]
+
+
+def run(place, command, code=0):
+    done = subprocess.run(list(map(str, command)), cwd=place, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def rows(run):
+    return [{name: value for name, value in row.items() if name not in MEASURED} for row in metrics(run)]
+
+
+LAYOUTS = [pytest.param("horovod", 2, 0, 1, marks=HOROVOD.marks), pytest.param("horovod", 3, 0, 2, marks=HOROVOD.marks),
+           ("ps", 2, 1, 1), ("ps", 2, 2, 2), ("ps", 3, 1, 1)]
+
+
+@pytest.mark.parametrize("transport, workers, servers, contexts", LAYOUTS)
+def test_the_bits_of_one_process(place, tmp_path, transport, workers, servers, contexts):
+    flags = [*flags_of(place, "none"), "--exact", "--cpus", contexts, "--out", tmp_path / "run"]
+    done = run(place, launch(place, transport, workers, servers, *flags))
+    assert_same_bits(arrays(tmp_path / "run"), arrays(place / "exact"))
+    assert rows(tmp_path / "run") == rows(place / "exact")
+    assert done.stderr.count("all 3 epochs are done") == 1  # rank 0 speaks for all
+
+
+@pytest.mark.parametrize("transport, workers, servers, contexts", [LAYOUTS[1], ("ps", 3, 2, 2)])
+def test_float_sums_are_close(place, tmp_path, transport, workers, servers, contexts):
+    flags = [*flags_of(place, "none"), "--shards", 6, "--cpus", contexts, "--out", tmp_path / "run"]
+    run(place, launch(place, transport, workers, servers, *flags))
+    assert_close(arrays(tmp_path / "run"), arrays(place / "float"))
+
+
+@pytest.mark.parametrize("first, second", [pytest.param("ps", "horovod", marks=HOROVOD.marks), ("ps", "alone"),
+                                           pytest.param("horovod", "ps", marks=HOROVOD.marks)])
+def test_stopped_and_resumed_elsewhere(place, tmp_path, first, second):
+    """Stopped by a signal to the launcher, at whatever update it comes; goes on over another transport, other ranks."""
+    out = tmp_path / "run"
+    command = launch(place, first, 2, 1, *flags_of(place, "none"), "--exact", "--epochs", 25, "--schedule", "constant",
+                     "--out", out)
+    process = subprocess.Popen(list(map(str, command)), cwd=place, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 100
+    while len(metrics(out) if (out / "metrics.csv").exists() else []) < 2:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert "stopped after update" in said and "Traceback" not in said
+    again = ["--resume", out, "--epochs", "26"]
+    run(place, [sys.executable, SCRIPT, *again] if second == "alone" else launch(place, second, 3, 2, *again))
+    alone = run(place, [sys.executable, SCRIPT, *flags_of(place, "none"), "--exact", "--epochs", 26, "--schedule", "constant",
+                        "--out", tmp_path / "alone"])
+    assert alone.returncode == 0
+    assert_same_bits(arrays(out), arrays(tmp_path / "alone"))
+    assert rows(out) == rows(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("transport", [HOROVOD, "ps"])
+def test_more_processes_than_samples_of_a_batch(place, tmp_path, transport):
+    """A batch of two on three processes: one of them has nothing to do, in any step, and takes them all."""
+    flags = [*flags_of(place, "none"), "--batch-size", 2, "--epochs", 1, "--shards", 3, "--out"]
+    run(place, launch(place, transport, 3, 1, *flags, tmp_path / "run"))
+    run(place, [sys.executable, SCRIPT, *flags, tmp_path / "alone"])
+    assert_close(arrays(tmp_path / "run"), arrays(tmp_path / "alone"))
+    assert [row["samples"] for row in metrics(tmp_path / "run")] == ["97", "23"]
+
+
+@pytest.mark.parametrize("transport", [HOROVOD, "ps"])
+def test_a_mistake_ends_all(place, tmp_path, transport):
+    said = run(place, launch(place, transport, 2, 1, "--data", tmp_path / "nothing"), code=2).stderr
+    assert "does not exist" in said and "Traceback" not in said
+
+
+def test_no_scheduler_is_said(place, monkeypatch):
+    for name, value in (("ROLE", "worker"), ("PS_ROOT_URI", "no.such.host.invalid"), ("PS_ROOT_PORT", "9"), ("NUM_WORKER", "1"),
+                        ("NUM_SERVER", "1")):
+        monkeypatch.setenv(f"DMLC_{name}", value)
+    said = run(place, [sys.executable, SCRIPT, "--kvstore", "dist_sync"], code=2).stderr
+    assert "no scheduler answers at no.such.host.invalid:9" in said and "Traceback" not in said

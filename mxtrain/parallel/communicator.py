@@ -14,6 +14,7 @@ A communicator has `rank` and `size`, and
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any, Callable, List, Sequence
 
@@ -122,8 +123,19 @@ class InProcess(Communicator):
         self._store.pushpull(keys, list(arrays), out=list(arrays))
 
 
-def connect(world: World) -> Communicator:
-    """The communicator of several processes, which must then be told the contexts."""
+def connect(world: World, contexts: Sequence[mx.Context] = ()) -> Communicator:
+    """The communicator for a world. When there may be several processes, they meet here, once in the life of each; the
+    contexts may also be told later, by `use`."""
+    if not world.several:
+        return InProcess(world.kvstore, contexts)
+    communicator = _meet(world)
+    if contexts:
+        communicator.use(contexts)
+    return communicator
+
+
+@functools.lru_cache(None)
+def _meet(world: World) -> Communicator:
     if world.kvstore == "horovod":
         from mxtrain.parallel.horovod import Horovod
 

@@ -26,6 +26,7 @@ class ParameterServer(InProcess):
 
     def __init__(self, kvstore: str):
         _meet_scheduler()
+        self._uses = 0
         self._store, self._known = mx.kv.create(kvstore), set()
         # Else a process that ends by an error would wait at its end for the others, and they for it.
         mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(0)))
@@ -34,11 +35,11 @@ class ParameterServer(InProcess):
         self.size = self._store.num_workers
 
     def use(self, contexts: Sequence[mx.Context]) -> None:
-        pass  # the store takes arrays of any
+        self._uses += 1  # arrays of another training have other shapes, and need keys of their own
 
     def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
         if arrays:
-            self._sum([f"sum.{number}" for number in range(len(arrays))], list(arrays))
+            self._sum([f"sum.{self._uses}.{number}" for number in range(len(arrays))], list(arrays))
 
     def total(self, values: np.ndarray) -> np.ndarray:
         if not values.size:
@@ -51,7 +52,7 @@ class ParameterServer(InProcess):
         for number, array in enumerate(arrays):
             # Zeros are added to what rank 0 has: in float64, which holds every float32 and whole number to 2**53.
             wide = array.astype("float64") if self.rank == 0 else mx.nd.zeros(array.shape, dtype="float64")
-            self._sum([f"broadcast.{number}"], [[wide]])
+            self._sum([f"broadcast.{array.dtype}.{array.shape}"], [[wide]])
             wide.astype(array.dtype).copyto(array)
 
     def check_exact(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -15,11 +15,12 @@ from mxtrain.callbacks.base import Callback
 from mxtrain.data.loader import Loader
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.errors import UserError
-from mxtrain.parallel.communicator import InProcess
+from mxtrain.parallel.communicator import connect
+from mxtrain.parallel.world import world
 from mxtrain.seeds import mix
 from mxtrain.tasks.heads import is_class_loss
 from mxtrain.train import folder, session
-from mxtrain.train.setup import resolve_shards, set_up
+from mxtrain.train.setup import part_for, set_up
 
 _OWN = {"gpus", "cpus", "threads", "task", "data", "val", "val_split", "image_size", "resize", "augment",
         "color_jitter", "hue", "lighting", "rand_augment", "random_erasing",
@@ -40,7 +41,7 @@ class Result(NamedTuple):
 
 
 def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Optional[gluon.Block] = None,
-        optimizer: str = "sgd", ctx: Optional[Sequence[mx.Context]] = None, kvstore: Optional[str] = "device",
+        optimizer: str = "sgd", ctx: Optional[Sequence[mx.Context]] = None, kvstore: Optional[str] = "auto",
         batch_size: Optional[int] = None, epochs: int = 1, callbacks: Sequence[Callback] = (), **settings) -> Result:
     """Trains a Gluon network over one or more contexts, with train.py's loop, laws and settings.
 
@@ -51,7 +52,9 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
         which gluon shuffles, is seeded for each epoch.)
     loss: gives one value per sample; by default cross-entropy with class numbers. A loss of one's own gets all that
         the network returns, gluon's losses its first output.
-    ctx: contexts, such as [mx.gpu(0), mx.gpu(1)]; default: cpu(0). kvstore: none, local, device or nccl.
+    ctx: contexts, such as [mx.gpu(0), mx.gpu(1)]; default: cpu(0). Under horovodrun or launch.py, those of this process.
+    kvstore: none, local, device or nccl; horovod, dist_sync or dist_device_sync where there are several processes; auto
+        is horovod under horovodrun, else device.
     settings: other fields of train.py's help: lr=0.1, schedule="cosine", clip_norm=1.0, exact=True, patience=3,
         out="runs/x" (without it nothing is written), resume="runs/x", ... `workers` read a Dataset ahead, as forked
         processes (as threads where it has a true attribute `threads`); by default none does. What a sample draws from
@@ -63,7 +66,8 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     for name in sorted(_OWN & set(settings)):
         raise UserError(f"fit({name}=...): this is a setting of train.py; fit is given the objects themselves")
     settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
-    given = {**settings, "optimizer": optimizer, "kvstore": kvstore or "none", "epochs": epochs}
+    kvstore = None if kvstore == "auto" else kvstore or "none"
+    given = {**settings, "optimizer": optimizer, "kvstore": kvstore, "epochs": epochs}
     if not isinstance(train_data, gluon.data.Dataset):
         batch_size = _size_of_batches(train_data, batch_size)
         if "last_batch" in settings:
@@ -75,14 +79,20 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
             raise UserError(f"callbacks: {callback!r} is not an object of a class derived from "
                             "mxtrain.callbacks.base.Callback")
     contexts = _contexts(ctx)
-    parts, place = session.configure(config.checked(given))
+    config.checked(given)  # its own mistakes first, before other processes are waited for
+    around = world(kvstore)
+    communicator = connect(around, contexts)
+    parts, place = session.configure(config.checked(given), communicator)
+    parts.parallel.kvstore = around.kvstore
     if parts.parallel.exact:
         compat.set_exact()
+        communicator.check_exact()
     _check_threads(parts.devices.threads, contexts)
     parts.devices.threads = compat.threads()
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
-    train_batches = _batches(train_data, "train_data", parts, parts.data.shuffle, parts.data.last_batch)
-    val_batches = None if val_data is None else _batches(val_data, "val_data", parts, "none", "keep")
+    part = part_for(parts, len(contexts), communicator)
+    train_batches = _batches(train_data, "train_data", parts, parts.data.shuffle, parts.data.last_batch, part)
+    val_batches = None if val_data is None else _batches(val_data, "val_data", parts, "none", "keep", part)
 
     def check_output(output):
         if is_class_loss(loss):
@@ -90,17 +100,14 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
                 if batches is not None:
                     batches.classes = output.shape[loss._axis]
 
-    communicator, rows = InProcess(parts.parallel.kvstore or "device", contexts), _Rows()
-    resolve_shards(parts, len(contexts))
+    rows = _Rows()
     modes = {parameter: parameter.grad_req for parameter in net.collect_params().values()}
     try:
-        sample = next(([x[:2] for x in batch] for batch in train_batches.batches(0) if len(batch[-1])), None)
-        if sample is None:
-            raise UserError("train_data: all of its batches are empty")
-        run = set_up(net, loss, parts, contexts, communicator, train_batches, val_batches, sample,
-                     check_output=check_output)
+        sample = communicator.together(lambda: _sample(train_data, parts))
+        run = communicator.together(lambda: set_up(net, loss, parts, contexts, communicator, train_batches, val_batches,
+                                                   sample, check_output=check_output))
         path = session.carry_out(run, parts, place, lambda: parts.train.out and folder.make(parts.train.out, "fit"),
-                                 [rows, *callbacks])
+                                 [rows, *(callbacks if communicator.rank == 0 else ())])
     finally:
         for batches in (train_batches, val_batches):
             if batches is not None:
@@ -168,12 +175,25 @@ class _Checked:
                             f"so labels are whole numbers from 0 to {self.classes - 1}")
 
 
-def _batches(data, name: str, parts, shuffle: str, last_batch: str) -> _Checked:
+def _sample(data, parts) -> list:
+    """(*inputs, label) of a row or two of the training data."""
+    if isinstance(data, gluon.data.Dataset):
+        loader = Loader(_keyed(data, parts.train.seed), 2, shuffle="none", on_bad=parts.data.on_bad_sample)
+        batches = _Checked(loader.batches, len(loader), "train_data", loader).batches(0)
+    else:
+        batches = data
+    sample = next(([x[:2] for x in batch] for batch in batches if len(batch[-1])), None)
+    if sample is None:
+        raise UserError("train_data: all of its batches are empty")
+    return sample
+
+
+def _batches(data, name: str, parts, shuffle: str, last_batch: str, part: Callable) -> _Checked:
     train, reading = parts.train, parts.data
     if isinstance(data, gluon.data.Dataset):
-        dataset = _InMemory(data) if type(data) is gluon.data.ArrayDataset else _ByIndex(data, train.seed)
-        loader = Loader(dataset, train.batch_size, train.seed, shuffle, last_batch, reading.workers or 0,
-                        reading.worker_kind, reading.on_bad_sample, reading.shuffle_block, reading.shuffle_window)
+        loader = Loader(_keyed(data, train.seed), train.batch_size, train.seed, shuffle, last_batch, reading.workers or 0,
+                        reading.worker_kind, reading.on_bad_sample, reading.shuffle_block, reading.shuffle_window,
+                        part)
         return _Checked(loader.batches, len(loader), name, loader)
     if reading.workers:
         raise UserError(f"workers={reading.workers}: has no effect on {name} that are batches already")
@@ -187,6 +207,11 @@ def _batches(data, name: str, parts, shuffle: str, last_batch: str) -> _Checked:
                 yield batch
 
     return _Checked(batches, len(data), name)
+
+
+def _keyed(data: gluon.data.Dataset, seed: int) -> gluon.data.Dataset:
+    """A user's dataset, for keys (epoch, index)."""
+    return _InMemory(data) if type(data) is gluon.data.ArrayDataset else _ByIndex(data, seed)
 
 
 def _check_length(data, name: str) -> None:

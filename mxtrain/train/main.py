@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from pathlib import Path
 from typing import List
@@ -40,19 +39,14 @@ def main(argv: List[str]) -> int:
     import mxnet as mx
 
     from mxtrain.callbacks.progress import Progress
-    from mxtrain.parallel.communicator import InProcess
-    from mxtrain.parallel.layout import part_of
-    from mxtrain.train.setup import resolve_shards, set_up
+    from mxtrain.parallel.communicator import connect
+    from mxtrain.train.setup import part_for, set_up
     from mxtrain.train.signals import Stopped
 
-    communicator = communicator or InProcess(around.kvstore, replicas)
-    communicator.use(replicas)
+    communicator = connect(around, replicas)
     if settings.parallel.exact:
         communicator.check_exact()
-    count = len(replicas)
-    shards = resolve_shards(settings, count * communicator.size)
-    part = functools.partial(part_of, first=communicator.rank * count, count=count, replicas=count * communicator.size,
-                             shards=shards)
+    part = part_for(settings, len(replicas), communicator)
     task = communicator.together(lambda: kind.open_task(settings, place is not None, part))
     if not communicator.same(task.data.fingerprint):
         raise UserError(f"--data {settings.data.data}: holds other samples for rank {communicator.rank} than for rank 0")

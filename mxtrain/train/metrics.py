@@ -93,8 +93,9 @@ class Meter:
         """The reports of the latest update, if they have not been read yet."""
         return self._pending[-1][1] if self._pending else []
 
-    def add(self, update: int, reports: List[mx.nd.NDArray], size: int, positions: np.ndarray) -> None:
-        """size, positions: rows of the whole batch, and those of them that the reports are about."""
+    def add(self, update: int, reports: List[mx.nd.NDArray], size: int = 0, positions: Sequence[int] = ()) -> None:
+        """size, positions: rows of the whole batch, and those of them that the reports are about, where several processes
+        have a part."""
         self._pending.append((update, reports, size, positions))
         if len(self._pending) > IN_FLIGHT and self._pending[-IN_FLIGHT - 1][1]:
             self._pending[-IN_FLIGHT - 1][1][-1].wait_to_read()

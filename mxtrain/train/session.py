@@ -71,6 +71,7 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
     """
     from mxtrain.callbacks.base import Callbacks  # from here on mxnet is needed
     from mxtrain.train.loop import save, train
+    from mxtrain.train.setup import start_alike
 
     communicator, writes = run.communicator, run.communicator.rank == 0
     if place:
@@ -103,6 +104,7 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
             stack.enter_context(run.signals)
         began = time.monotonic()
         if not place:
+            start_alike(run)
             save(run)  # so that a run can be resumed from its very start, and a full disk shows now
         train(run)
         _log.info("%s (%.1f s)", run.state.finished, time.monotonic() - began)

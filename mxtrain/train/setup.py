@@ -19,7 +19,7 @@ from mxtrain.models import weights
 from mxtrain.optim.optimizer import Optimizer, without_effect
 from mxtrain.optim.schedules import learning_rate
 from mxtrain.parallel.communicator import InProcess
-from mxtrain.parallel.layout import Layout, assigned
+from mxtrain.parallel.layout import Layout, assigned, part_of
 from mxtrain.parallel.settings import number_of_shards
 from mxtrain.parallel.statistics import moving_layers
 from mxtrain.seeds import mix
@@ -52,7 +52,6 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     if prepare is not None:
         prepare(net)
     _refuse_unsupported(net)
-    _start_alike(net, contexts, communicator)
     shards = settings.parallel.shards
     _warn_about_shards(net, settings.train.batch_size, shards, contexts)
     head, evaluation_head = heads_for(loss, output.shape[1] if output.ndim == 2 else None, evaluation_loss)
@@ -81,7 +80,14 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                checkpoint_minutes=settings.train.checkpoint_minutes, advice=train_data.advice())
 
 
-def resolve_shards(settings: SimpleNamespace, replicas: int) -> int:
+def part_for(settings: SimpleNamespace, contexts: int, communicator) -> Callable:
+    """Which rows of a batch this process reads, which has that many contexts; also resolves the number of shards."""
+    replicas = contexts * communicator.size
+    shards = _resolve_shards(settings, replicas)
+    return functools.partial(part_of, first=communicator.rank * contexts, count=contexts, replicas=replicas, shards=shards)
+
+
+def _resolve_shards(settings: SimpleNamespace, replicas: int) -> int:
     """Gives settings.parallel.shards its number, for this many contexts in all processes."""
     parallel = settings.parallel
     parallel.shards = number_of_shards(parallel, settings.train.batch_size, replicas)
@@ -89,14 +95,13 @@ def resolve_shards(settings: SimpleNamespace, replicas: int) -> int:
     return parallel.shards
 
 
-def _start_alike(net: Block, contexts: list, communicator) -> None:
+def start_alike(run: Run) -> None:
     """All processes start from the weights of rank 0, whatever their own files or generators gave."""
-    if communicator.size == 1:
+    if run.communicator.size == 1:
         return
-    parameters = list(weights.parameters(net).values())
-    arrays = [parameter.data(contexts[0]) for parameter in parameters]
-    communicator.broadcast(arrays)
-    for parameter, array in zip(parameters, arrays):
+    arrays = [parameter.data(run.contexts[0]) for parameter in run.parameters.values()]
+    run.communicator.broadcast(arrays)
+    for parameter, array in zip(run.parameters.values(), arrays):
         parameter.set_data(array)
 
 

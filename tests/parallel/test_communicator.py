@@ -1,11 +1,14 @@
 """Sums over contexts, by every transport within a process."""
 
+import threading
+
 import mxnet as mx
 import numpy as np
 import pytest
 
-from mxtrain.errors import UserError
-from mxtrain.parallel.communicator import InProcess
+from mxtrain.errors import Elsewhere, UserError
+from mxtrain.parallel.communicator import Communicator, InProcess
+from mxtrain.train.metrics import Part, whole
 
 SHAPES = [(3,), (2, 5), (1,)]
 
@@ -52,4 +55,73 @@ def test_nccl_needs_gpus():
 def test_a_single_process_agrees_with_itself():
     communicator = InProcess("none", [mx.cpu(0)])
     assert (communicator.rank, communicator.size) == (0, 1)
-    assert communicator.agree(15) == 15
+    assert communicator.total(np.array([15.0])).tolist() == [15.0]
+    assert communicator.share({"a": [1, "é"]}) == {"a": [1, "é"]} and communicator.same("x")
+    assert communicator.together(lambda: 3) == 3
+    with pytest.raises(UserError, match="of our own"):
+        communicator.together(lambda: (_ for _ in ()).throw(UserError("of our own")))
+
+
+class Threaded(Communicator):
+    """Processes that are threads of this one: sums by a barrier and a list."""
+
+    def __init__(self, rank, given, barrier):
+        self.rank, self.size, self._given, self._barrier = rank, len(given), given, barrier
+
+    def total(self, values):
+        self._given[self.rank] = values
+        self._barrier.wait(10)
+        total = sum(self._given)
+        self._barrier.wait(10)
+        return total
+
+
+def among(count, function):
+    """What function(communicator) returns or raises for each of some ranks that talk to each other."""
+    given, barrier, results = [None] * count, threading.Barrier(count), [None] * count
+
+    def run(rank):
+        try:
+            results[rank] = function(Threaded(rank, given, barrier))
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_what_is_made_of_sums():
+    value = {"list": [1, 2.5, None], "text": "Grüße", "large": 2**53}
+    assert among(3, lambda c: c.share(value if c.rank == 0 else "other")) == [value] * 3
+    assert among(3, lambda c: c.same("data")) == [True] * 3
+    assert among(3, lambda c: c.same(min(c.rank, 1))) == [False] * 3
+
+
+def test_a_failure_of_one_is_a_failure_of_all():
+    def function(communicator):
+        def part():
+            if communicator.rank == 1:
+                raise UserError("no such file")
+            return communicator.rank
+
+        return communicator.together(part)
+
+    first, second, third = among(3, function)
+    assert isinstance(second, UserError) and str(second) == "no such file"
+    assert isinstance(first, Elsewhere) and isinstance(third, Elsewhere) and "1 of 3" in str(first)
+
+
+def test_rows_of_several_processes_become_whole_again():
+    """Two batches of five and three rows over three processes, of which one has none; row 3 of the first is bad."""
+    values = [np.arange(10.0).reshape(5, 2), 100 + np.arange(6.0).reshape(3, 2)]
+
+    def function(communicator):
+        own = [([0, 1], [0]), ([2, 4], [1, 2]), ([], [])][communicator.rank]
+        parts = [Part(len(batch), np.array(rows, int), batch[rows] if rows else None) for batch, rows in zip(values, own)]
+        return [block.tolist() for block in whole(parts, communicator)]
+
+    assert among(3, function) == [[np.delete(values[0], 3, axis=0).tolist(), values[1].tolist()]] * 3

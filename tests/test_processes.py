@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launching import TOKEN, processes, variables_of, wait_for
 from trainings import SCRIPT, arrays, assert_close, assert_same_bits, idx_folder, metrics
 
 LAUNCH = SCRIPT.with_name("launch.py")
@@ -45,10 +46,11 @@ def flags_of(place, out):
             1.0, "--momentum", 0.9, "--no-plots", "--no-tensorboard", "--no-progress", "--out", place / out]
 
 
-def launch(place, transport, workers, servers, *flags):
+def launch(place, transport, workers, servers, *flags, ours=()):
+    """ours: flags of launch.py."""
     kvstore = [] if transport == "horovod" else ["--kvstore", "dist_sync"]
     servers = [] if transport == "horovod" else ["-s", servers]
-    return [sys.executable, LAUNCH, "--transport", transport, "-n", workers, *servers, "--", sys.executable, SCRIPT, *flags,
+    return [sys.executable, LAUNCH, "--transport", transport, "-n", workers, *servers, *ours, "--", sys.executable, SCRIPT, *flags,
             *kvstore]
 
 
@@ -104,6 +106,28 @@ def test_stopped_and_resumed_elsewhere(place, tmp_path, first, second):
     alone = run(place, [sys.executable, SCRIPT, *flags_of(place, "none"), "--exact", "--epochs", 26, "--schedule", "constant",
                         "--out", tmp_path / "alone"])
     assert alone.returncode == 0
+    assert_same_bits(arrays(out), arrays(tmp_path / "alone"))
+    assert rows(out) == rows(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("transport", [HOROVOD, "ps"])
+def test_after_a_kill_it_goes_on_by_itself(place, tmp_path, transport):
+    """kill -9 of one of three workers; the next start does without its place, and ends with the bits of one process."""
+    out, token = tmp_path / "run", f"{os.getpid()}-{transport}"
+    flags = [*flags_of(place, "none"), "--exact", "--epochs", 40, "--schedule", "constant", "--out"]
+    command = launch(place, transport, 3, 1, *flags, out, ours=["--restarts", 2, "--min-workers", 2, "--grace", 2])
+    process = subprocess.Popen(list(map(str, command)), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, TOKEN: token})
+    wait_for(lambda: (out / "metrics.csv").exists() and len(metrics(out)) >= 4 or process.poll() is not None, 100)
+    victims = [pid for pid in processes(token) if variables_of(pid).get("MXTRAIN_RANK") == "1"
+               and variables_of(pid).get("MXTRAIN_SIZE") == "3" and "train.py" in Path(f"/proc/{pid}/cmdline").read_text()
+               and "guard" not in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(victims[0], signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "resumed after update" in said
+    assert not processes(token)
+    run(place, [sys.executable, SCRIPT, *flags, tmp_path / "alone"])
     assert_same_bits(arrays(out), arrays(tmp_path / "alone"))
     assert rows(out) == rows(tmp_path / "alone")
 

@@ -24,19 +24,20 @@ from mxtrain.errors import UserError, nearest
 from mxtrain.models.settings import ModelConfig
 from mxtrain.optim.settings import OptimConfig
 from mxtrain.parallel.settings import ParallelConfig
+from mxtrain.parallel.world import IN_PROCESS
 from mxtrain.train.settings import TrainConfig
 
 SECTIONS = {"train": TrainConfig, "data": DataConfig, "text": TextConfig, "model": ModelConfig, "optim": OptimConfig,
             "parallel": ParallelConfig, "devices": DeviceConfig}
 
-MACHINE = {"gpus", "cpus", "kvstore", "recompute", "workers", "worker_kind", "out", "resume", "checkpoint_updates",
+MACHINE = {"gpus", "cpus", "kvstore", "recompute", "audit", "workers", "worker_kind", "out", "resume", "checkpoint_updates",
            "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root", "data", "data_root",
            "val"}
 """Fields that may differ at every start and must not change the result. (Data may have moved; their
 fingerprint may not have changed.)"""
 
 RENEWABLE = {"lr", "schedule", "warmup_epochs", "decay_epochs", "decay_factor", "poly_power", "final_lr", "epochs",
-             "monitor", "patience", "min_delta", "on_bad_sample"}
+             "monitor", "patience", "min_delta", "on_bad_sample", "compression"}
 """Fields of the run that may be given anew when it goes on."""
 
 
@@ -145,7 +146,8 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
         if name not in MACHINE | RENEWABLE and value != saved.get(name):
             raise UserError(f"--{name.replace('_', '-')} {value}: the run was started with {saved.get(name)}, "
                             "and this cannot change when it goes on")
-    values = {**saved, "kvstore": None, **given}  # how processes meet is a matter of this start
+    kvstore = saved.get("kvstore")  # how processes meet is a matter of this start
+    values = {**saved, "kvstore": kvstore if kvstore in IN_PROCESS else None, **given}
     if "cpus" in given and "gpus" not in given:
         values["gpus"] = None
     if "gpus" in given and "cpus" not in given:

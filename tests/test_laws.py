@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 
 import mxtrain
 from mxtrain.optim.settings import OptimizerName
-from mxtrain.parallel.communicator import InProcess
+from mxtrain.train import loop
 from mxtrain.train.signals import Stopped
 
 SHARDS = 8
@@ -184,18 +184,18 @@ POINTS = range(1, EPOCHS * 5)
 
 def stopped(folder, monkeypatch, point, number=15, run=train, **settings):
     """Trains until the point; number: of the signal, or None for a process that dies there and saves nothing."""
-    calls = []
+    calls, agree = [], loop.agree
 
-    def agree(_, value):
-        calls.append(value)
+    def agree_to_stop(*arguments):
+        calls.append(arguments)
         if len(calls) != point:
-            return value
+            return agree(*arguments)
         if number is None:
             raise KeyboardInterrupt
-        return number
+        return agree(*arguments)._replace(signal=number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(InProcess, "agree", agree)
+        patch.setattr(loop, "agree", agree_to_stop)
         with pytest.raises(Stopped if number else KeyboardInterrupt):
             run(folder, **settings)
 

@@ -2,12 +2,14 @@
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from launching import TOKEN, processes, variables_of, wait_for
@@ -24,6 +26,15 @@ def net(classes):
     net = nn.HybridSequential()
     net.add(nn.Conv2D(4, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"), nn.Dropout(0.3), nn.Flatten(),
             nn.Dense(8, activation="relu"), nn.Dropout(0.2), nn.Dense(classes))
+    return net
+"""
+FAULTY = """
+import os
+from mxnet.gluon import nn
+
+def net(classes):
+    net, off = nn.HybridSequential(), 1 + 2.0**-20 * (os.environ["MXTRAIN_RANK"] == "1")
+    net.add(nn.Dense(8, activation="relu"), nn.HybridLambda(lambda F, x: x * off), nn.Dense(classes))
     return net
 """
 
@@ -71,7 +82,8 @@ LAYOUTS = [pytest.param("horovod", 2, 0, 1, marks=HOROVOD.marks), pytest.param("
 
 @pytest.mark.parametrize("transport, workers, servers, contexts", LAYOUTS)
 def test_the_bits_of_one_process(place, tmp_path, transport, workers, servers, contexts):
-    flags = [*flags_of(place, "none"), "--exact", "--cpus", contexts, "--out", tmp_path / "run"]
+    # (And an audit finds nothing to say, and changes nothing.)
+    flags = [*flags_of(place, "none"), "--exact", "--cpus", contexts, "--audit", 0.3, "--out", tmp_path / "run"]
     done = run(place, launch(place, transport, workers, servers, *flags))
     assert_same_bits(arrays(tmp_path / "run"), arrays(place / "exact"))
     assert rows(tmp_path / "run") == rows(place / "exact")
@@ -83,6 +95,32 @@ def test_float_sums_are_close(place, tmp_path, transport, workers, servers, cont
     flags = [*flags_of(place, "none"), "--shards", 6, "--cpus", contexts, "--out", tmp_path / "run"]
     run(place, launch(place, transport, workers, servers, *flags))
     assert_close(arrays(tmp_path / "run"), arrays(place / "float"))
+
+
+@HOROVOD.marks[0]
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_half_of_the_bytes(place, tmp_path, contexts):
+    """float16 rounds what each of two processes sends, and the sum, to 11 bits: a gradient is off by up to 2**-10 of the
+    larger of the two, and a weight, which is their sum over 30 updates, by not much more than that. 2e-3 of a tensor's
+    largest value is twice 2**-10, and far below what a lost or doubled gradient makes; float32 sums stay within 1e-5."""
+    flags = [*flags_of(place, "none"), "--shards", 6, "--cpus", contexts, "--compression", "fp16", "--out", tmp_path / "run"]
+    run(place, launch(place, "horovod", 2, 0, *flags))
+    halved, whole = arrays(tmp_path / "run"), arrays(place / "float")
+    off = [np.abs(halved[name] - whole[name]).max() / np.abs(whole[name]).max() for name in whole]
+    assert 1e-5 < max(off) < 2e-3
+
+
+@pytest.mark.parametrize("transport", [HOROVOD, "ps"])
+def test_a_process_that_computes_something_else_is_found(place, tmp_path, transport):
+    """Rank 1 is off in the 20th bit in front of the last layer: its shards have another gradient on rank 0."""
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    flags = [*flags_of(place, "none"), "--model", "faulty:net", "--exact", "--audit", 0.3, "--out", tmp_path / "run"]
+    said = run(tmp_path, launch(place, transport, 2, 1, *flags), code=1).stderr
+    assert "Traceback" not in said
+    named = re.findall(r"--audit: in update (\d+), shard \d, run on rank \d, cpu\(0\) and again on rank \d, cpu\(0\), has "
+                       r"two gradients, which first differ in 0.weight", said)
+    assert len(named) >= 1 and len(set(named)) == 1
+    assert arrays(tmp_path / "run")  # of the start
 
 
 @pytest.mark.parametrize("first, second", [pytest.param("ps", "horovod", marks=HOROVOD.marks), ("ps", "alone"),

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +20,7 @@ from mxnet import gluon
 import mxtrain
 from mxtrain import config
 from mxtrain.errors import UserError
-from mxtrain.parallel.communicator import InProcess
-from mxtrain.train import checkpoint, session
+from mxtrain.train import checkpoint, loop, session
 from trainings import (
     MLP,
     QUIET,
@@ -683,7 +681,8 @@ def test_json_is_the_last_line_of_a_failure_too(train, tmp_path):
 
 
 def test_json_is_the_last_line_of_a_run_that_was_stopped(train, tmp_path, monkeypatch):
-    monkeypatch.setattr(InProcess, "agree", lambda self, value: signal.SIGTERM)
+    agree = loop.agree
+    monkeypatch.setattr(loop, "agree", lambda run, *own: agree(run, *own)._replace(signal=15 * min(run.state.update, 1)))
     code, stdout, _ = train(*MLP, "--json", "--out", tmp_path / "run")
     assert code == 143
     assert json.loads(stdout.splitlines()[-1]) == {

@@ -96,8 +96,8 @@ def _as_outputs(batches: Iterable[Batch], outputs: np.ndarray) -> Iterator[Batch
 
     for batch in batches:
         x, y = batch
-        mapped = Batch((x, outputs[y]))
-        mapped.bad = batch.bad
+        mapped = Batch((x, outputs[y]), batch.size)
+        mapped.positions, mapped.bad = batch.positions, batch.bad
         yield mapped
 
 

@@ -34,6 +34,9 @@ class Communicator:
     def use(self, contexts: Sequence[mx.Context]) -> None:
         """The contexts of this process, in front of the first `allreduce`."""
 
+    def compress(self, kind: str, count: int) -> None:
+        """Has the first `count` arrays of each `allreduce` sent in another form: see ParallelConfig.compression."""
+
     def total(self, values: np.ndarray) -> np.ndarray:
         """Sums over the processes of a float64 array that has the same shape in all. Waits for all."""
         return values

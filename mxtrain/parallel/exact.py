@@ -68,7 +68,6 @@ class ExactSum:
     def __init__(self, n: int, ctx: mx.Context, numbers: int = MOST):
         self.on_cpu = ctx.device_type == "cpu"
         self._limit = limit(numbers)
-        self._outside = mx.nd.zeros((1,), ctx=ctx, dtype="float64")
         self.high = mx.nd.zeros((n,), ctx=ctx, dtype="float64")
         self.low = mx.nd.zeros((n,), ctx=ctx, dtype="float64")
         self.total = mx.nd.zeros((n,), ctx=ctx)
@@ -80,10 +79,14 @@ class ExactSum:
         return [self.high, self.low]
 
     def clear(self) -> None:
-        mx.nd.reset_arrays(self.high, self.low, self._outside, num_arrays=3)
+        mx.nd.reset_arrays(self.high, self.low, num_arrays=2)
 
     def add(self, start: int, vector: mx.nd.NDArray) -> None:
-        """Adds a float32 vector to the elements from `start` on. Raises NotSummable (on a GPU: in finish)."""
+        """Adds a float32 vector to the elements from `start` on.
+
+        One that cannot be added makes the first of all elements a NaN, which stays one in any sum: so `finish` raises
+        NotSummable on all contexts and in all processes, which go on alike until then.
+        """
         stop = start + vector.size
         if self.on_cpu:
             high, low = memory(self.high)[start:stop], memory(self.low)[start:stop]
@@ -93,9 +96,10 @@ class ExactSum:
         high = (wide + ROUND_HIGH) - ROUND_HIGH
         low = ((wide - high) + ROUND_LOW) - ROUND_LOW
         # Counted by a comparison, which a NaN fails everywhere; a maximum on a GPU may pass over it.
-        self._outside += mx.nd.sum(1 - (mx.nd.abs(high) < self._limit))
+        outside = mx.nd.sum(1 - (mx.nd.abs(high) < self._limit))
         self.high[start:stop] += high
         self.low[start:stop] += low
+        self.high[:1] += 0 / (outside == 0)  # 0 or NaN
 
     def _add_in_blocks(self, vector, high, low):
         for a in range(0, vector.size, _BLOCK):
@@ -106,7 +110,8 @@ class ExactSum:
             part -= ROUND_HIGH
             # A NaN makes both comparisons false; for a number past the limit the parts would round.
             if not (part.max() < self._limit and part.min() > -self._limit):
-                raise NotSummable
+                memory(self.high)[0] = np.nan
+                return
             high[a:b] += part
             wide -= part
             wide += ROUND_LOW
@@ -114,13 +119,15 @@ class ExactSum:
             low[a:b] += wide
 
     def finish(self) -> mx.nd.NDArray:
-        """The float32 sums, in an array that the next call overwrites."""
+        """The float32 sums, in an array that the next call overwrites. Raises NotSummable."""
         if self.on_cpu:
             high, low, total = memory(self.high), memory(self.low), memory(self.total)
+            if np.isnan(high[:1]).any():
+                raise NotSummable
             for a in range(0, total.size, _BLOCK):
                 total[a : a + _BLOCK] = high[a : a + _BLOCK] + low[a : a + _BLOCK]
         else:
-            if self._outside.asscalar():
+            if np.isnan(self.high[:1].asnumpy()).any():
                 raise NotSummable
             self.total[:] = (self.high + self.low).astype("float32")
         return self.total

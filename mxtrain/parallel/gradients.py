@@ -85,6 +85,10 @@ class ExactGradients:
     def after_shard(self) -> None:
         self._written.append(self._free.popleft())
 
+    def latest(self) -> mx.nd.NDArray:
+        """The gradient of the pass that was run last: a vector (a copy), one parameter after the other."""
+        return self._written[-1][0].copy()
+
     def end(self) -> None:
         while self._written:
             self._add_oldest()

@@ -7,7 +7,7 @@ from typing import List, Sequence
 import mxnet as mx
 import numpy as np
 
-from mxtrain.errors import UserError
+from mxtrain.errors import Elsewhere, UserError
 from mxtrain.parallel.communicator import InProcess
 
 
@@ -24,14 +24,21 @@ class Horovod(InProcess):
                             "make setup HOROVOD=1 builds it") from None
         hvd.init()
         self._hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
+        self._halved = 0
+
+    def compress(self, kind: str, count: int) -> None:
+        self._halved = count if kind == "fp16" else 0
 
     def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
         super().allreduce(arrays)
         if self.size == 1:
             return
         for number, (first, *others) in enumerate(arrays):
+            sent = first.astype("float16") if number < self._halved else first
             # The last layers' gradients are there first, but the first layers' weights are needed first.
-            self._hvd.allreduce_(first, average=False, name=f"sum.{number}", priority=-number)
+            self._hvd.allreduce_(sent, average=False, name=f"sum.{number}", priority=-number)
+            if sent is not first:
+                mx.nd.cast(sent, "float32", out=first)
             for other in others:
                 first.copyto(other)
 
@@ -39,7 +46,13 @@ class Horovod(InProcess):
         if self.size == 1 or not values.size:
             return values
         array = mx.nd.array(values, dtype="float64")
-        return self._hvd.allreduce(array, average=False, name=f"total.{values.size}").asnumpy().reshape(values.shape)
+        try:
+            total = self._hvd.allreduce(array, average=False, name=f"total.{values.size}").asnumpy()
+        except mx.base.MXNetError as error:
+            if "Horovod has been shut down" not in str(error):
+                raise
+            raise Elsewhere("another process has gone: Horovod has been shut down") from None
+        return total.reshape(values.shape)
 
     def broadcast(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         for number, array in enumerate(arrays):

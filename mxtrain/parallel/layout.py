@@ -73,10 +73,11 @@ class Layout:
                  sample: Sequence[mx.nd.NDArray] = (), rank: int = 0, size: int = 1):
         self.contexts, self.shards, self.exact, self._seed = list(contexts), shards, exact, seed
         first, replicas = rank * len(contexts), size * len(contexts)
+        self.first, self.replicas = first, replicas  # number of the first one here, and how many there are
         self._assigned = [assigned(first + r, replicas, shards) for r in range(len(contexts))]
         self._preprocess = preprocess
-        # With a single shard MXNet's own running statistics are right as they are.
-        own_statistics = not exact and shards == 1 and recompute == "none"
+        # With a single shard MXNet's own running statistics are right as they are, where it is run.
+        own_statistics = not exact and shards == replicas == 1 and recompute == "none"
         static = not exact and recompute == "none" and (own_statistics or not moving_layers(net))
         self._program = program = build(net, head, evaluation_head, recompute, static)
         if len(program.segments) > 1:
@@ -96,14 +97,16 @@ class Layout:
                      ShardStatistics(layers, ctx, exact, shards) if any(layers) else None)
             for ctx in contexts]
         self.gradients = [replica.gradients.arrays for replica in self._replicas]
+        self.watched_gradient = None
         # For each array to be reduced, its copies on all contexts.
         self.sums = [list(copies) for copies in zip(*(
             [*r.gradients.parts, *(r.statistics.parts if r.statistics else [])] for r in self._replicas))]
 
-    def forward_backward(self, batch: Sequence, update: int) -> Arrays:
+    def forward_backward(self, batch: Sequence, update: int, watched: Optional[int] = None) -> Arrays:
         """Runs the batch (*inputs, label), arrays on the host with the same number of rows.
 
-        Returns the head's reports in the order of the shards. `update` names the random numbers to draw.
+        Returns the head's reports in the order of the shards. `update` names the random numbers to draw. The gradient
+        of the shard `watched`, when it is run here and sums are exact, is kept as a vector in `watched_gradient`.
         """
         bounds = bounds_in(batch, self.shards)
         queues = self._queues(batch, bounds)
@@ -111,13 +114,35 @@ class Layout:
             replica.gradients.begin(busy=bool(queue))
             if replica.statistics:
                 replica.statistics.begin()
-        reports = {shard: self._run_shard(replica, arrays, (self._seed, update, shard))
-                   for replica, shard, arrays in self._in_turns(queues)}
+        reports = {}
+        for replica, shard, arrays in self._in_turns(queues):
+            reports[shard] = self._run_shard(replica, arrays, (self._seed, update, shard))
+            if shard == watched:
+                self.watched_gradient = replica.gradients.latest()
         for replica in self._replicas:
             replica.gradients.end()
             if replica.statistics:
                 replica.statistics.end()
         return [reports[shard] for shard in sorted(reports)]
+
+    def gradient_again(self, rows: Sequence, update: int, shard: int, context: int) -> mx.nd.NDArray:
+        """The gradient of a shard, with exact sums, on one of the contexts: a vector, one parameter after the other.
+
+        rows: (*inputs, label) of the shard. To be called between `forward_backward` and `finish`, where it changes
+        nothing: what was summed stands, and the running statistics are about to be written.
+        """
+        replica = self._replicas[context]
+        self._run_shard(replica, self._load(rows, 0, len(rows[-1]), replica.ctx), (self._seed, update, shard))
+        return replica.gradients.latest()
+
+    def owner(self, shard: int) -> int:
+        """The replica that runs a shard, counted over all processes."""
+        return next(r for r in range(self.replicas) if shard in assigned(r, self.replicas, self.shards))
+
+    def shard_of(self, batch: Sequence, shard: int) -> List[np.ndarray]:
+        """(*inputs, label) of a shard that is run here, on the host."""
+        start, stop = bounds_in(batch, self.shards)[shard]
+        return [(array.asnumpy() if isinstance(array, mx.nd.NDArray) else array)[start:stop] for array in batch]
 
     def rows_of(self, batch: Sequence) -> List[int]:
         """For every shard, how many rows of a batch are run here."""
@@ -127,11 +152,11 @@ class Layout:
 
     def place_of(self, batch: Sequence) -> Tuple[int, np.ndarray, slice]:
         """(rows of the whole batch, which of them are run here, which rows of the arrays these are)."""
-        rows = len(batch[-1])
-        size, positions = getattr(batch, "size", rows), getattr(batch, "positions", np.arange(rows))
-        bounds = bounds_in(batch, self.shards)
-        here = slice(bounds[self._assigned[0].start][0], bounds[self._assigned[-1].stop - 1][1])
-        return size, positions[here], here
+        bounds = [*bounds_in(batch, self.shards), (len(batch[-1]), None)]
+        here = slice(bounds[self._assigned[0].start][0], bounds[self._assigned[-1].stop][0])
+        if hasattr(batch, "positions"):
+            return batch.size, batch.positions[here], here
+        return len(batch[-1]), np.arange(here.start, here.stop), here
 
     def finish(self, shards_run: int) -> None:
         """Turns the sums over all contexts and processes into `gradients` and running statistics.

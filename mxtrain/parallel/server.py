@@ -29,7 +29,7 @@ class ParameterServer(InProcess):
         self._uses = 0
         self._store, self._known = mx.kv.create(kvstore), set()
         # Else a process that ends by an error would wait at its end for the others, and they for it.
-        mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(0)))
+        self._wait_at_the_end(False)
         # The store numbers workers by address and port, anew at every start; a launcher knows better.
         self.rank = int(os.environ.get("MXTRAIN_RANK", self._store.rank))
         self.size = self._store.num_workers
@@ -50,9 +50,11 @@ class ParameterServer(InProcess):
 
     def broadcast(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         for number, array in enumerate(arrays):
-            # Zeros are added to what rank 0 has: in float64, which holds every float32 and whole number to 2**53.
-            wide = array.astype("float64") if self.rank == 0 else mx.nd.zeros(array.shape, dtype="float64")
+            # Zeros are added to what rank 0 has: in float64, which holds every float32 and whole number to 2**53;
+            # negative ones, since 0 and -0 make 0.
+            wide = array.astype("float64") if self.rank == 0 else -mx.nd.zeros(array.shape, dtype="float64")
             self._sum([f"broadcast.{array.dtype}.{array.shape}"], [[wide]])
+            wide.wait_to_read()  # MXNet does not order two sums of different arrays under one key
             wide.astype(array.dtype).copyto(array)
 
     def check_exact(self) -> None:
@@ -71,6 +73,10 @@ class ParameterServer(InProcess):
     def close(self) -> None:
         mx.nd.waitall()
         self.barrier()  # nobody leaves while others still want sums
+        self._wait_at_the_end(True)  # by which MXNet also tells the servers to end
+
+    def _wait_at_the_end(self, wait: bool) -> None:
+        mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(wait)))
 
     def _sum(self, keys: List[str], arrays: List[List[mx.nd.NDArray]]) -> None:
         new = [(key, copies[0]) for key, copies in zip(keys, arrays) if key not in self._known]

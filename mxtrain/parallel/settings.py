@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, Optional, Union
+from typing import List, Literal, Optional, Union
 
 from mxtrain.errors import UserError
+from mxtrain.parallel.world import World
 
 
 @dataclass
@@ -21,6 +22,11 @@ class ParallelConfig:
     """Largest number of samples a context runs at once; sets --shards to ceil(batch size / this)."""
     exact: bool = False
     """Sum gradients exactly: the same bits of every weight on any number of contexts."""
+    compression: Literal["none", "fp16"] = "none"
+    """What Horovod sends gradients as: float32, or float16, half as much; their sums are then rounded to 11 bits."""
+    audit: Optional[float] = None
+    """Compare the weights of all contexts and processes every so many updates, and before every checkpoint. A fraction,
+    with --exact: in this share of the updates; and run one of their shards again elsewhere, to compare its gradient."""
     recompute: Union[int, str] = "none"
     """Save memory by running segments again in backward: none, a number of segments, or blocks (the network's own)."""
 
@@ -33,9 +39,43 @@ class ParallelConfig:
             raise UserError("--shards and --micro-batch both set the number of shards: give one of them")
         if self.exact and (self.shards or 0) > 1024:
             raise UserError(f"--shards {self.shards}: exact sums hold for up to 1024 shards")
+        if self.exact and self.compression != "none":
+            raise UserError(f"--compression {self.compression}: rounds sums, which --exact must not; leave one out")
+        self._check_audit()
         self.recompute = str(self.recompute)
         if self.recompute not in ("none", "blocks") and not re.fullmatch("[1-9][0-9]*", self.recompute):
             raise UserError(f"--recompute {self.recompute}: must be none, blocks or a number of segments from 1 on")
+
+    def _check_audit(self):
+        if self.audit is None:
+            return
+        if not (0 < self.audit < 1 or self.audit == self.audit // 1 >= 1):
+            raise UserError(f"--audit {self.audit:g}: must be a whole number of updates, or a fraction between 0 and 1")
+        if self.audit < 1 and not self.exact:
+            raise UserError(f"--audit {self.audit:g}: a fraction, by which shards are run again, needs --exact; "
+                            "without it give a whole number of updates")
+
+
+def refuse_without_effect(config: ParallelConfig, around: World, contexts: int) -> None:
+    """Raises UserError for what does nothing, or cannot be done, among these processes with so many contexts each."""
+    alone = not around.several and contexts == 1
+    if config.compression != "none" and around.kvstore != "horovod":
+        raise UserError(f"--compression {config.compression}: " + (
+            "has no effect with one process and one context" if alone else
+            f"is for the sums of Horovod, and these are made by --kvstore {around.kvstore}") + "; say none")
+    if (config.audit or 0) >= 1 and alone:
+        raise UserError(f"--audit {config.audit:g}: has no effect with one process and one context, whose weights have "
+                        "none to be compared with; leave it out, or say null where the run has it")
+
+
+def idle_flags(config: ParallelConfig, contexts: int, processes: int) -> List[str]:
+    """Lines on what does nothing in this start, but may in another: a launch can go on with fewer processes."""
+    lines = []
+    if config.compression != "none" and processes == 1:
+        lines.append(f"--compression {config.compression}: has no effect with one process")
+    if (config.audit or 0) >= 1 and processes * contexts == 1:
+        lines.append(f"--audit {config.audit:g}: has no effect with one process and one context")
+    return lines
 
 
 def number_of_shards(config: ParallelConfig, batch_size: int, replicas: int) -> int:

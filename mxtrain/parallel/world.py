@@ -59,8 +59,8 @@ def world(kvstore: Optional[str], environment: Mapping[str, str] = os.environ) -
             raise UserError(f"{asked}: {', '.join(missing)} not set; scripts/launch.py sets them")
         return World(kvstore, _number(environment, "DMLC_NUM_WORKER", 1), _number(environment, "MXTRAIN_LOCAL_RANK", 0),
                      _number(environment, "MXTRAIN_LOCAL_SIZE", 1))
-    if role == "worker":
-        raise UserError(f"DMLC_ROLE=worker: this is a worker of a parameter server, but --kvstore is "
+    if role:
+        raise UserError(f"DMLC_ROLE={role}: this is a {role} of a parameter server, but --kvstore is "
                         f"{kvstore or 'not given'}; allowed here are {', '.join(OVER_SERVERS)}")
     return World(kvstore or "device")
 

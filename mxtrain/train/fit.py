@@ -16,6 +16,7 @@ from mxtrain.data.loader import Loader
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.errors import UserError
 from mxtrain.parallel.communicator import connect
+from mxtrain.parallel.settings import refuse_without_effect
 from mxtrain.parallel.world import world
 from mxtrain.seeds import mix
 from mxtrain.tasks.heads import is_class_loss
@@ -48,8 +49,8 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     net: any Block; parameters that are not initialized yet get Xavier's initialization.
     train_data, val_data: a gluon Dataset of (input, ..., label), batched and shuffled here by `batch_size` and `seed`;
         or anything with a length that gives batches (input, ..., label), such as a gluon DataLoader: these are the
-        global batches, and a resume within an epoch passes over those that were done. (numpy's global generator, by
-        which gluon shuffles, is seeded for each epoch.)
+        global batches, the same in all processes, and a resume within an epoch passes over those that were done.
+        (numpy's global generator, by which gluon shuffles, is seeded for each epoch.)
     loss: gives one value per sample; by default cross-entropy with class numbers. A loss of one's own gets all that
         the network returns, gluon's losses its first output.
     ctx: contexts, such as [mx.gpu(0), mx.gpu(1)]; default: cpu(0). Under horovodrun or launch.py, those of this process.
@@ -84,6 +85,7 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     communicator = connect(around, contexts)
     parts, place = session.configure(config.checked(given), communicator)
     parts.parallel.kvstore = around.kvstore
+    refuse_without_effect(parts.parallel, around, len(contexts))
     if parts.parallel.exact:
         compat.set_exact()
         communicator.check_exact()
@@ -103,6 +105,7 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     rows = _Rows()
     modes = {parameter: parameter.grad_req for parameter in net.collect_params().values()}
     try:
+        _check_same([batch_size, *(len(data) for data in (train_data, val_data) if data is not None)], communicator)
         sample = communicator.together(lambda: _sample(train_data, parts))
         run = communicator.together(lambda: set_up(net, loss, parts, contexts, communicator, train_batches, val_batches,
                                                    sample, check_output=check_output))
@@ -116,6 +119,18 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
             parameter.grad_req = "null"  # gives up the arrays of this training, and gets new ones with the old mode
             parameter.grad_req = mode
     return Result(rows.rows, run.monitor.best, run.monitor.best_epoch, path and str(path))
+
+
+def _check_same(sizes: list, communicator) -> None:
+    """Raises UserError where the data are not of the sizes that rank 0 has: processes would wait for each other."""
+    expected = communicator.share(sizes)
+
+    def compare():
+        if sizes != expected:
+            raise UserError(f"train_data, val_data: batch size and lengths are {sizes} for rank {communicator.rank} and "
+                            f"{expected} for rank 0; all processes are given the same data, of which each takes a part")
+
+    communicator.together(compare)
 
 
 class _Rows(Callback):

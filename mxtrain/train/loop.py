@@ -18,7 +18,7 @@ import logging
 import math
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Dict, List
 
@@ -50,6 +50,8 @@ def train(run: Run) -> None:
         for batch in _batches(run):
             agreed = agree(run, run.layout.rows_of(batch), len(getattr(batch, "bad", ())))
             _answer(run, agreed)
+            if agreed.log and state.batch:
+                _report(run)
             _count(run, agreed)
             if agreed.rows:  # not all of its samples are bad
                 update(run, batch, run.learning_rate(state.update), agreed)
@@ -60,8 +62,7 @@ def train(run: Run) -> None:
                 save(run)
         if state.skipped and not state.samples:
             raise UserError(f"none of the {state.skipped} training samples can be read")
-        with _saved_first(run):
-            _prefetch(run)
+        _prefetch(run)
         rows = [_train_row(run), *_validation_row(run)]
         stop = run.monitor.epoch(rows[-1])
         state.next_epoch()
@@ -81,7 +82,7 @@ def update(run: Run, batch, lr: float, agreed: Agreement) -> None:
     """One update of the weights by one global batch: the gradient is the mean over its samples."""
     layout, number = run.layout, run.state.update
     try:
-        reports = layout.forward_backward(batch, number)
+        reports = run.audit.forward_backward(batch, number)
         run.communicator.allreduce(layout.sums)
         layout.finish(agreed.shards)
     except NotSummable:
@@ -95,6 +96,7 @@ def update(run: Run, batch, lr: float, agreed: Agreement) -> None:
                                 "has diverged")
         scale *= min(1.0, run.clip_norm / run.state.grad_norm) if run.state.grad_norm else 1.0
     run.optimizer.update(layout.gradients, number, lr, scale)
+    run.audit.weights(number + 1)
     run.meter.add(number, reports, *layout.place_of(batch)[:2])
 
 
@@ -102,13 +104,13 @@ def save(run: Run, best: bool = False) -> None:
     """Writes a checkpoint where the run has a folder. Raises TrainingError when the weights are not finite."""
     run.meter.read()
     run.layout.wait()
+    run.audit.weights(run.state.update, always=True)
     arrays, state = snapshot(run)
     broken = check_finite(arrays)
     if broken:
         raise TrainingError(f"{broken} is not finite after update {run.state.update}: training has diverged")
-    if run.checkpoints is None:
-        return
-    run.checkpoints.save(run.state.update, arrays, state, best)
+    # Nobody goes on, or ends, before it is written: a launcher may end all when the first has ended.
+    run.communicator.together(lambda: run.checkpoints and run.checkpoints.save(run.state.update, arrays, state, best))
     run.saved_at = time.monotonic()
 
 
@@ -116,46 +118,50 @@ def _batches(run: Run):
     """The batches of the rest of the epoch."""
     state, data = run.state, run.train_data
     batches = data.batches(state.epoch, state.batch)
-    with _saved_first(run):
-        yield from timed(batches, data.ready, run.meter.latest, state)
+    return _saved_first(run, timed(batches, data.ready, run.meter.latest, state))
 
 
-@contextmanager
-def _saved_first(run: Run):
-    """When a sample cannot be read, or a signal to all processes ends the workers too, what was done is saved."""
+def _saved_first(run: Run, batches):
+    """The batches. When one cannot be read, what was done is saved, by all processes; also when a signal has ended the
+    workers, too."""
     try:
-        yield
+        yield from batches
     except BadSample as error:
         agree(run, failed=True)
         save(run)
-        goes_on = f"; saved after update {run.state.update}" if run.checkpoints else ""
-        raise BadSample(f"{error}{goes_on}") from None
-    except TrainingError:
-        if run.signals.received and run.communicator.size == 1:
+        raise BadSample(f"{error}{_saved(run)}") from None
+    except (UserError, TrainingError) as error:
+        if run.communicator.size > 1:
+            agree(run, failed=True)
+            save(run)
+        elif run.signals.received and isinstance(error, TrainingError):
             _stop(run, run.signals.received)
         raise
 
 
 def _prefetch(run: Run) -> None:
     """Has validation and the next epoch begin to read while the devices finish this one."""
-    if run.val_data is not None:
-        run.val_data.prefetch(0)
-    if run.state.epoch + 1 < run.epochs:
-        run.train_data.prefetch(run.state.epoch + 1)
+    with suppress(UserError, TrainingError):  # raised again when the batch is wanted, where all processes hear of it
+        if run.val_data is not None:
+            run.val_data.prefetch(0)
+        if run.state.epoch + 1 < run.epochs:
+            run.train_data.prefetch(run.state.epoch + 1)
 
 
 def _answer(run: Run, agreed: Agreement) -> None:
     """Does what processes have agreed on to do before the next update: raises Stopped after a signal, and Elsewhere
-    when another process has met a sample that ends the training; both with everything saved."""
+    when another process cannot read its part of a batch; both with everything saved."""
     if agreed.failed:
         save(run)
-        raise Elsewhere(f"another process cannot go on; saved after update {run.state.update}")
+        raise Elsewhere(f"another process cannot go on{_saved(run)}")
     if agreed.signal:
         _stop(run, agreed.signal)
     if agreed.save:
         save(run)
-    if agreed.log and run.state.batch:
-        _report(run)
+
+
+def _saved(run: Run) -> str:
+    return f"; saved after update {run.state.update}" if run.checkpoints else ""
 
 
 def _count(run: Run, agreed: Agreement) -> None:
@@ -171,8 +177,9 @@ def _count(run: Run, agreed: Agreement) -> None:
 def _report(run: Run) -> None:
     run.reported_at = time.monotonic()
     state = run.state
-    run.callbacks.log({"epoch": state.epoch + 1, "batch": state.batch, "update": state.update, "lr": run.learning_rate(state.update - 1),
-                       "wait_share": _share(state), **run.meter.read(everything=False), **_norm(run)})
+    run.callbacks.log({"epoch": state.epoch + 1, "batch": state.batch, "update": state.update,
+                       "lr": run.learning_rate(state.update - 1), "wait_share": _share(state),
+                       **run.meter.read(everything=False), **_norm(run)})
 
 
 def _warn_of_waiting(run: Run) -> None:
@@ -214,7 +221,7 @@ def _validation_row(run: Run) -> List[dict]:
         return []
 
     def batches():
-        for batch in run.val_data.batches(0):
+        for batch in _saved_first(run, run.val_data.batches(0)):
             _answer(run, agree(run))  # the position is: all batches of the epoch are done
             yield batch
 
@@ -224,8 +231,7 @@ def _validation_row(run: Run) -> List[dict]:
         return timed(batches, run.val_data.ready, latest, times)
 
     scores = run.scores() if run.scores else None
-    with _saved_first(run):
-        totals = evaluate(run.layout, batches(), run.evaluation_names, scores and scores.see, timing, run.communicator)
+    totals = evaluate(run.layout, batches(), run.evaluation_names, scores and scores.see, timing, run.communicator)
     if not math.isfinite(totals.sums["loss"]):
         _log.warning("the validation loss of epoch %d is %s", run.state.epoch + 1, totals.sums["loss"])
     means = {**totals.means(), **(scores.values() if scores else {})}

@@ -10,6 +10,7 @@ from mxtrain import cli, compat, config
 from mxtrain.devices import contexts
 from mxtrain.errors import Elsewhere, UserError
 from mxtrain.parallel import world
+from mxtrain.parallel.settings import refuse_without_effect
 from mxtrain.tasks import kind
 from mxtrain.train import folder, session
 
@@ -21,19 +22,30 @@ def main(argv: List[str]) -> int:
     arguments = config.parse(argv)
     folder.remember_log()
     around = world.world(arguments.given.get("kvstore"))
+    if arguments.check_data and around.several:
+        raise UserError("--check-data: one process reads all samples; start it without horovodrun or launch.py")
     communicator = _connect(around, arguments.given) if around.several else None
     settings, place = session.configure(arguments.given, communicator)
-    settings.train.task = kind.resolve(settings)
     if arguments.check_data:
         from mxtrain.data.check import check
 
+        settings.train.task = kind.resolve(settings)
         return check(settings, arguments.json)
-    if settings.devices.threads:
-        compat.set_threads(settings.devices.threads)
-    if settings.parallel.exact:
-        compat.set_exact()
-    replicas = contexts(settings.devices, local_rank=around.local_rank, local_size=around.local_size)
-    settings.devices.threads, settings.parallel.kvstore = compat.threads(), around.kvstore
+    if communicator is None:
+        around = world.world(settings.parallel.kvstore)  # as the run has it that is resumed
+
+    def prepare() -> list:
+        settings.train.task = kind.resolve(settings)
+        if settings.devices.threads:
+            compat.set_threads(settings.devices.threads)
+        if settings.parallel.exact:
+            compat.set_exact()
+        found = contexts(settings.devices, local_rank=around.local_rank, local_size=around.local_size)
+        refuse_without_effect(settings.parallel, around, len(found))
+        settings.devices.threads, settings.parallel.kvstore = compat.threads(), around.kvstore
+        return found
+
+    replicas = communicator.together(prepare) if communicator else prepare()
 
     # Only now, with the command line and the devices checked: these take seconds to import.
     import mxnet as mx
@@ -48,8 +60,14 @@ def main(argv: List[str]) -> int:
         communicator.check_exact()
     part = part_for(settings, len(replicas), communicator)
     task = communicator.together(lambda: kind.open_task(settings, place is not None, part))
-    if not communicator.same(task.data.fingerprint):
-        raise UserError(f"--data {settings.data.data}: holds other samples for rank {communicator.rank} than for rank 0")
+    fingerprint = communicator.share(task.data.fingerprint)
+
+    def compare() -> None:
+        if task.data.fingerprint != fingerprint:
+            raise UserError(f"--data {settings.data.data}: holds other samples for rank {communicator.rank} than for "
+                            "rank 0")
+
+    communicator.together(compare)
     run = communicator.together(lambda: set_up(
         task.net, task.loss, settings, replicas, communicator, task.train_data, task.val_data, task.sample(),
         task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output, task.scores))
@@ -68,7 +86,7 @@ def main(argv: List[str]) -> int:
                                  describe, signals=True)
     except Stopped as stopped:
         _log.info("go on with --resume %s", settings.train.out)
-        if arguments.json:
+        if arguments.json and communicator.rank == 0:
             cli.print_json({"run": settings.train.out, "finished": None, "epochs": run.state.epoch,
                             "updates": run.state.update, "signal": stopped.number})
         return 128 + stopped.number
@@ -85,14 +103,15 @@ def main(argv: List[str]) -> int:
 
 
 def _connect(around: world.World, given: dict):
-    """Meets the other processes. Only rank 0 logs, and whoever reads a sample that is bad."""
+    """Meets the other processes. Only rank 0 logs, and whoever warns of what it reads."""
     if given.get("threads"):
         compat.set_threads(given["threads"])
     from mxtrain.parallel.communicator import connect
 
     communicator = connect(around)
     if communicator.rank:
-        _log.addFilter(lambda record: record.module in ("loader", "workers", "jpeg") or record.levelno >= logging.ERROR)
+        _log.addFilter(lambda record: record.levelno >= (
+            logging.WARNING if record.module in ("loader", "workers", "jpeg") else logging.ERROR))
     return communicator
 
 

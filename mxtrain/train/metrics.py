@@ -60,6 +60,8 @@ def whole(parts: Sequence[Part], communicator) -> List[np.ndarray]:
         return [part.values for part in parts if part.values is not None]
     width = max(0 if part.values is None else part.values.shape[1] for part in parts)
     widths, knowing = communicator.total(np.array([width, width > 0], "float64"))
+    if not knowing:  # all samples of all batches are bad
+        return []
     ends = np.cumsum([part.size for part in parts])
     table = np.zeros((ends[-1], int(widths / knowing) + 1))
     for part, end in zip(parts, ends):

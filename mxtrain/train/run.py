@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 from mxtrain.callbacks.base import Callbacks
 from mxtrain.callbacks.monitor import Monitor
+from mxtrain.train.audit import Audit
 from mxtrain.train.metrics import Meter
 from mxtrain.train.signals import Signals
 from mxtrain.train.state import State
@@ -21,6 +22,7 @@ class Run:
     parameters: Dict[str, Any]
     """All parameters of the network by their place in it."""
     layout: Any
+    audit: Audit
     communicator: Any
     optimizer: Any
     learning_rate: Callable[[int], float]

@@ -44,7 +44,7 @@ def configure(given: Dict[str, Any], communicator=None) -> Tuple[SimpleNamespace
 def _joined(given: Dict[str, Any]) -> Tuple[Dict[str, Any], Optional[Place]]:
     begun = worker.folder_to_resume()
     if begun is not None:  # launch.py starts the same command again
-        given = {**given, **_again(begun)}
+        given = {**given, **_again(given, begun)}
     if not given.get("resume"):
         return given, None
     place = Place(*checkpoint.find(given["resume"]))
@@ -53,10 +53,14 @@ def _joined(given: Dict[str, Any]) -> Tuple[Dict[str, Any], Optional[Place]]:
     return config.resume_values(config.load(place.path / "config.yaml"), given), place
 
 
-def _again(begun: Path) -> Dict[str, Any]:
+def _again(given: Dict[str, Any], begun: Path) -> Dict[str, Any]:
     """What to give for the run that this launch has begun before: its last checkpoint, or nothing, in its folder."""
-    if checkpoint.Folder(begun / "checkpoints", reads_only=True).names():
+    out = given.get("out")
+    if out is not None and Path(out).resolve() != begun.resolve():  # another training of the same script
+        return {}
+    if given.get("resume") or checkpoint.Folder(begun / "checkpoints", reads_only=True).names():
         return {"resume": str(begun), "out": None}
+    _log.warning("%s: there is no checkpoint of the start before; the run begins anew", begun)
     shutil.rmtree(begun, ignore_errors=True)
     return {"resume": None, "out": str(begun)}
 
@@ -87,15 +91,17 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
     if path is not None and not place and writes:
         run.checkpoints = checkpoint.Folder(path / "checkpoints", settings.train.keep)
     with ExitStack() as stack:
-        if path is not None and writes:
-            with folder.naming(path):
-                # Not where: `--config <run>/config.yaml` makes the same run anew, and the folder may be moved.
-                config.save(path / "config.yaml", {**config.flatten(settings), "out": None}, notes)
-                stack.callback(folder.close_log, folder.log_to(path))
-        if writes:
+        def begin() -> None:
+            if path is not None:
+                with folder.naming(path):
+                    # Not where: `--config <run>/config.yaml` makes the same run anew, and the folder may be moved.
+                    config.save(path / "config.yaml", {**config.flatten(settings), "out": None}, notes)
+                    stack.callback(folder.close_log, folder.log_to(path))
             describe()
             if path is not None:
                 worker.announce_run(path)
+
+        communicator.together(begin if writes else lambda: None)
         for note in notes:
             _log.info("%s", note)
         run.callbacks = Callbacks([*(_file_callbacks(settings, path) if path and writes else []), *callbacks])
@@ -128,14 +134,16 @@ def _resume(run, settings, place: Place) -> List[str]:
         _log.info("%s is finished: %s", place.path, state.finished)
         return []
     state.finished = None
-    if communicator.rank:
-        return []
-    with folder.naming(place.path):
-        run.checkpoints.go_on_from(loaded)
-    before, now = config.load(place.path / "config.yaml"), config.flatten(settings)
-    return [f"resumed after update {state.update} (epoch {state.epoch + 1}, batch {state.batch})",
-            *(f"from update {state.update + 1} on: {name} {now[name]} (was {before.get(name)})"
-              for name in sorted(config.RENEWABLE) if now[name] != before.get(name))]
+
+    def go_on() -> List[str]:
+        with folder.naming(place.path):
+            run.checkpoints.go_on_from(loaded)
+        before, now = config.load(place.path / "config.yaml"), config.flatten(settings)
+        return [f"resumed after update {state.update} (epoch {state.epoch + 1}, batch {state.batch})",
+                *(f"from update {state.update + 1} on: {name} {now[name]} (was {before.get(name)})"
+                  for name in sorted(config.RENEWABLE) if now[name] != before.get(name))]
+
+    return communicator.together(go_on if communicator.rank == 0 else lambda: [])
 
 
 def _file_callbacks(settings, path: Path) -> list:

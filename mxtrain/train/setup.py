@@ -20,10 +20,11 @@ from mxtrain.optim.optimizer import Optimizer, without_effect
 from mxtrain.optim.schedules import learning_rate
 from mxtrain.parallel.communicator import InProcess
 from mxtrain.parallel.layout import Layout, assigned, part_of
-from mxtrain.parallel.settings import number_of_shards
+from mxtrain.parallel.settings import idle_flags, number_of_shards
 from mxtrain.parallel.statistics import moving_layers
 from mxtrain.seeds import mix
 from mxtrain.tasks.heads import first, heads_for
+from mxtrain.train.audit import Audit
 from mxtrain.train.metrics import Meter
 from mxtrain.train.run import Run
 
@@ -53,7 +54,7 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
         prepare(net)
     _refuse_unsupported(net)
     shards = settings.parallel.shards
-    _warn_about_shards(net, settings.train.batch_size, shards, contexts)
+    _warn_about_shards(net, settings.train.batch_size, shards, contexts, communicator.size)
     head, evaluation_head = heads_for(loss, output.shape[1] if output.ndim == 2 else None, evaluation_loss)
     _check_loss(head, outputs, label)
     layout = Layout(net, head, evaluation_head, contexts, shards, settings.parallel.exact, settings.parallel.recompute,
@@ -64,13 +65,16 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     if settings.optim.warmup_epochs >= settings.train.epochs:
         _log.warning("--warmup-epochs %s: the run of %d epochs never comes to --lr %s", settings.optim.warmup_epochs,
                      settings.train.epochs, settings.optim.lr)
-    for line in without_effect(settings.optim):
+    for line in (*without_effect(settings.optim), *idle_flags(settings.parallel, len(contexts), communicator.size)):
         _log.warning("%s", line)
     monitor = Monitor(settings.train.monitor, settings.train.patience, settings.train.min_delta)
     known = (*evaluation_head.names, *(scores().names if scores else ())) if val_data is not None else head.names
     if monitor.name not in ("auto", *known):
         raise UserError(f"--monitor {monitor.name}: no such value; allowed are auto, {', '.join(known)}")
-    return Run(contexts=contexts, parameters=parameters, layout=layout, communicator=communicator, optimizer=optimizer,
+    communicator.compress(settings.parallel.compression, len(layout.parameters))
+    audit = Audit(settings.parallel.audit, settings.train.seed, layout, communicator, parameters)
+    return Run(contexts=contexts, parameters=parameters, layout=layout, audit=audit, communicator=communicator,
+               optimizer=optimizer,
                learning_rate=functools.partial(learning_rate, settings.optim, updates_per_epoch=len(train_data),
                                                epochs=settings.train.epochs),
                train_data=train_data, val_data=val_data, data_fingerprint=fingerprint, epochs=settings.train.epochs,
@@ -175,10 +179,11 @@ def _refuse_unsupported(net: Block) -> None:
         raise UserError("SyncBatchNorm waits for devices that take turns here; use BatchNorm, which works on a shard")
 
 
-def _warn_about_shards(net: Block, batch_size: int, shards: int, contexts: list) -> None:
-    if shards < len(contexts):
-        idle = [str(ctx) for r, ctx in enumerate(contexts) if not assigned(r, len(contexts), shards)]
-        _log.warning("%d shards on %d contexts: %s idle", shards, len(contexts), ", ".join(idle))
+def _warn_about_shards(net: Block, batch_size: int, shards: int, contexts: list, processes: int) -> None:
+    replicas = [f"{ctx} of rank {rank}" if processes > 1 else str(ctx) for rank in range(processes) for ctx in contexts]
+    if shards < len(replicas):
+        idle = [name for r, name in enumerate(replicas) if not assigned(r, len(replicas), shards)]
+        _log.warning("%d shards on %d contexts: %s idle", shards, len(replicas), ", ".join(idle))
     if batch_size < shards:
         _log.warning("a batch of %d samples fills only %d of %d shards", batch_size, batch_size, shards)
     rows = batch_size // shards

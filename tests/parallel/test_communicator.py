@@ -1,14 +1,13 @@
 """Sums over contexts, by every transport within a process."""
 
-import threading
-
 import mxnet as mx
 import numpy as np
 import pytest
 
 from mxtrain.errors import Elsewhere, UserError
-from mxtrain.parallel.communicator import Communicator, InProcess
+from mxtrain.parallel.communicator import InProcess
 from mxtrain.train.metrics import Part, whole
+from ranks import among
 
 SHAPES = [(3,), (2, 5), (1,)]
 
@@ -62,38 +61,6 @@ def test_a_single_process_agrees_with_itself():
         communicator.together(lambda: (_ for _ in ()).throw(UserError("of our own")))
 
 
-class Threaded(Communicator):
-    """Processes that are threads of this one: sums by a barrier and a list."""
-
-    def __init__(self, rank, given, barrier):
-        self.rank, self.size, self._given, self._barrier = rank, len(given), given, barrier
-
-    def total(self, values):
-        self._given[self.rank] = values
-        self._barrier.wait(10)
-        total = sum(self._given)
-        self._barrier.wait(10)
-        return total
-
-
-def among(count, function):
-    """What function(communicator) returns or raises for each of some ranks that talk to each other."""
-    given, barrier, results = [None] * count, threading.Barrier(count), [None] * count
-
-    def run(rank):
-        try:
-            results[rank] = function(Threaded(rank, given, barrier))
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
 def test_what_is_made_of_sums():
     value = {"list": [1, 2.5, None], "text": "Grüße", "large": 2**53}
     assert among(3, lambda c: c.share(value if c.rank == 0 else "other")) == [value] * 3
@@ -125,3 +92,8 @@ def test_rows_of_several_processes_become_whole_again():
         return [block.tolist() for block in whole(parts, communicator)]
 
     assert among(3, function) == [[np.delete(values[0], 3, axis=0).tolist(), values[1].tolist()]] * 3
+
+
+def test_batches_of_which_nobody_knows_a_row():
+    parts = [Part(5, np.array([], int), None)] * 2
+    assert among(2, lambda c: whole(parts, c)) == [[], []]

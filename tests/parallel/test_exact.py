@@ -229,3 +229,23 @@ def test_memory_is_the_array_itself(dtype):
     np.testing.assert_array_equal(view, np.arange(12))
     view[5] = -1
     assert array.asnumpy()[1, 1] == -1
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("ranges", [[0], [3], [0, 3], [3, 0]])
+def test_what_one_cannot_add_no_one_can_sum(on_cpu, ranges):
+    """Two processes: the parts of one that was given an infinity, in whichever of its ranges, spoil those of both."""
+    sums = [ExactSum(6, CPU, 2) for _ in range(2)]
+    for number, each in enumerate(sums):
+        each.on_cpu = on_cpu
+        for place, start in enumerate(ranges):
+            each.add(start, mx.nd.array([1, np.inf if number == 1 and place == 0 else 2, 3]))
+    for one, other in zip(*(each.parts for each in sums)):
+        one += other
+        one.copyto(other)
+    for each in sums:
+        with pytest.raises(NotSummable):
+            each.finish()
+        each.clear()
+        each.add(0, mx.nd.ones((6,)))
+        np.testing.assert_array_equal(each.finish().asnumpy(), np.ones(6))

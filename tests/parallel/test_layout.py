@@ -6,9 +6,10 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from mxtrain.data.loader import Batch
 from mxtrain.parallel.communicator import InProcess
 from mxtrain.parallel.exact import NotSummable
-from mxtrain.parallel.layout import Layout, assigned, shard_bounds
+from mxtrain.parallel.layout import Layout, assigned, part_of, shard_bounds
 from mxtrain.tasks.heads import heads_for
 
 FEATURES, CLASSES = 6, 4
@@ -255,3 +256,20 @@ def test_evaluation_draws_nothing_and_uses_the_whole_network():
         expected = LOSS(net(mx.nd.array(X)), mx.nd.array(Y)).asnumpy()
     # The same operators on other numbers of rows: some last bits differ.
     np.testing.assert_allclose(np.concatenate([a.asnumpy() for a in first])[:, 0], expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("count, shards", [(3, 2), (2, 5), (4, 4), (5, 1)])
+def test_processes_run_each_row_of_a_batch_once(count, shards):
+    """Also where some have no shard; of a batch that all have whole, one with a bad sample, and their own parts."""
+    kept = np.delete(np.arange(11), 4)
+    whole = Batch((X[:11], Y[:11]), 11, bad=[(4, "bad")])
+    layouts = [layout_of(linear(contexts(1)), contexts(1), shards, rank=rank, size=count) for rank in range(count)]
+    for batch, rows in (((X[:11], Y[:11]), np.arange(11)), (whole, kept)):
+        places = [layout.place_of(batch) for layout in layouts]
+        assert np.concatenate([positions for _, positions, _ in places]).tolist() == rows.tolist()
+        assert np.concatenate([batch[0][here] for _, _, here in places]).tolist() == X[rows].tolist()
+        assert np.sum([layout.rows_of(batch) for layout in layouts]) == len(rows)
+    for rank, layout in enumerate(layouts):
+        first, stop = part_of(11, rank, 1, count, shards)
+        size, positions, here = layout.place_of(Batch((X[first:stop], Y[first:stop]), 11, first))
+        assert (size, positions.tolist(), here) == (11, list(range(first, stop)), slice(0, stop - first))

@@ -23,6 +23,7 @@ def test_what_works(kvstore, environment, expected):
     (None, {**HOROVOD, **SERVER}, "HOROVOD_RANK and DMLC_ROLE=worker are both set"),
     (None, SERVER, "DMLC_ROLE=worker.*--kvstore is not given; allowed here are dist_sync"),
     ("local", SERVER, "--kvstore is local"),
+    (None, {**SERVER, "DMLC_ROLE": "server"}, "DMLC_ROLE=server.*--kvstore is not given"),
     ("dist_sync", {}, "needs servers and a scheduler.*launch.py"),
     ("dist_sync", {**SERVER, "DMLC_PS_ROOT_PORT": ""}, "DMLC_PS_ROOT_PORT not set"),
     (None, {**HOROVOD, "HOROVOD_SIZE": "two"}, "HOROVOD_SIZE=two: must be a whole number"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from trainings import QUIET, arrays, assert_close, assert_same_bits, metrics, one_line, train_program
 
-from mxtrain.parallel.communicator import InProcess
+from mxtrain.train import loop
 from mxtrain.train.folder import read_classes
 
 SMS = Path(__file__).parents[3] / "shared" / "data" / "sms_spam.tsv"
@@ -69,14 +69,15 @@ def test_float_sums_are_close(train, mails, tmp_path):
 
 @pytest.mark.parametrize("point", [1, 2, 4, 5, 8])  # in an epoch, before its evaluation, and between epochs
 def test_a_stopped_run_goes_on_to_the_same_bits(train, mails, exact_run, tmp_path, monkeypatch, point):
-    calls = []
+    calls, agree = [], loop.agree
 
-    def agree(_, value):
-        calls.append(value)
-        return 15 if len(calls) == point else value
+    def agree_to_stop(*arguments, **options):
+        calls.append(arguments)
+        agreed = agree(*arguments, **options)
+        return agreed._replace(signal=15) if len(calls) == point else agreed
 
     with monkeypatch.context() as patch:
-        patch.setattr(InProcess, "agree", agree)
+        patch.setattr(loop, "agree", agree_to_stop)
         assert train("--data", mails, "--exact", *SMALL, "--out", tmp_path / "run")[0] == 128 + 15
     assert train("--resume", tmp_path / "run", "--cpus", 2)[0] == 0
     assert_same_bits(arrays(tmp_path / "run"), arrays(exact_run))

@@ -33,11 +33,12 @@ def timed(batches: Iterable, ready: Callable[[], bool], latest: Callable[[], Seq
             mark = None if ready() else watcher.watch(latest())
             batch = next(batches, None)
             got = time.perf_counter()
-            times.seconds += got - asked
             if mark is not None and mark.time is not None:
                 times.waited += max(0.0, got - max(mark.time, asked))
             if batch is None:
                 watcher.join()
+                got = time.perf_counter()
+            times.seconds += got - asked
             if watcher.error is not None:
                 raise watcher.error
             if batch is None:

@@ -153,3 +153,18 @@ def test_the_share_is_right_at_any_time(clock):
         seen.append((times.waited, times.seconds))  # as the loop does, before the step's own time is known
         clock.now += 1
     assert seen == [(4, 4), (8, 9), (12, 14)] and (times.waited, times.seconds) == (12, 15)
+
+
+def test_the_work_that_is_under_way_at_the_end_counts(clock, monkeypatch):
+    """Waiting for it belongs to the epoch, whoever does it."""
+    join = waiting._Watcher.join
+
+    def slow(watcher):
+        clock.now += 7
+        join(watcher)
+
+    monkeypatch.setattr(waiting._Watcher, "join", slow)
+    times = SimpleNamespace(seconds=0.0, waited=0.0)
+    for _ in waiting.timed(["batch"], lambda: False, lambda: [], times):
+        clock.now += 1
+    assert (times.waited, times.seconds) == (0, 8)

@@ -8,7 +8,7 @@ from mxtrain.errors import UserError
 from mxtrain.launch import horovod
 
 installed = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 WORKER = """
 import os, sys, time

@@ -8,7 +8,7 @@ import time
 import pytest
 from launching import processes, variables_of, wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 WORKER = """
 import os, sys, time

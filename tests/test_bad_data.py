@@ -30,28 +30,13 @@ from mxtrain.inference import evaluate, export, predict
 from mxtrain.inference.load import load
 from mxtrain.inference.settings import RunConfig
 from mxtrain.train import loop
-from trainings import QUIET, SCRIPT, arrays, assert_same_bits, image_folder, metrics, one_line, train_program
+from trainings import (QUIET, SCRIPT, arrays, assert_same_bits, at_call, image_folder, make_parts, metrics, noise, one_line,
+                       train_program)
 
 train = pytest.fixture(train_program)
 
 SMALL = ["--image-size", 16, "--model", "mlp", "--batch-size", 8, "--epochs", 2, "--lr", 0.01, *QUIET]
 WORKERS = [[0, "auto"], [1, "thread"], [2, "thread"], [4, "thread"], [1, "process"], [2, "process"], [4, "process"]]
-
-
-def noise(path, seed, shape=(20, 24, 3)):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    assert cv2.imwrite(str(path), np.random.RandomState(seed).randint(0, 256, shape).astype("uint8"))
-    return path
-
-
-def make_parts(root, parts):
-    """root/PART/CLASS/I.png for each part's {class: count}; a count of 0 is an empty folder."""
-    for part, classes in parts.items():
-        for name, count in classes.items():
-            (root / part / name).mkdir(parents=True)
-            for i in range(count):
-                noise(root / part / name / f"{i}.png", 17 * i + sum(map(ord, part + name)))
-    return root
 
 
 def spoil(folder):
@@ -406,19 +391,6 @@ def assert_no_workers():
         time.sleep(0.01)
 
 
-def acting(function, number, action):
-    """The function, with an action before its call of this number."""
-    calls = []
-
-    def wrapped(*arguments, **named):
-        calls.append(None)
-        if len(calls) == number:
-            action()
-        return function(*arguments, **named)
-
-    return wrapped
-
-
 @pytest.mark.parametrize("kind", ["thread", "process"])
 @pytest.mark.parametrize("where", ["update", "evaluate", "save"])
 def test_an_interrupt_leaves_no_worker(train, tmp_path, monkeypatch, where, kind):
@@ -437,7 +409,7 @@ def test_an_interrupt_leaves_no_worker(train, tmp_path, monkeypatch, where, kind
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patches:
-        patches.setattr(place, where, acting(getattr(place, where), call, interrupt))
+        patches.setattr(place, where, at_call(call, getattr(place, where), interrupt))
         code, stdout, stderr = train(*flags)
     assert code == 130 and "Traceback" not in stderr and stdout == ""
     assert seen and seen[0] >= 2  # there were workers
@@ -452,7 +424,7 @@ def test_an_exception_leaves_no_worker(train, tmp_path, monkeypatch, kind):
         raise RuntimeError("of our own")
 
     data = image_folder(tmp_path / "f", 40, side=20)
-    monkeypatch.setattr(loop, "update", acting(loop.update, 3, fail))
+    monkeypatch.setattr(loop, "update", at_call(3, loop.update, fail))
     with pytest.raises(RuntimeError, match="of our own"):
         from mxtrain.train.main import main
 

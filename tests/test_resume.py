@@ -23,6 +23,7 @@ from trainings import (
     SCRIPT,
     arrays,
     assert_same_bits,
+    at_call,
     image_folder,
     metrics,
     one_line,
@@ -287,19 +288,6 @@ def test_a_second_signal_ends_at_once(tmp_path):
     process.send(signal.SIGTERM)
     assert process.end() == -signal.SIGTERM
     assert checkpoint.Folder(tmp_path / "run" / "checkpoints").names() == ["update-00000000"]
-
-
-def at_call(number, function, action):
-    """The function, with an action just before its call of this number."""
-    calls = []
-
-    def wrapped(*arguments, **named):
-        calls.append(None)
-        if len(calls) == number:
-            action()
-        return function(*arguments, **named)
-
-    return wrapped
 
 
 @pytest.mark.parametrize(

@@ -93,3 +93,35 @@ def image_folder(folder, count, side=20, classes=("cat", "dog", "a bird")):
         path.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(path), random.randint(0, 255, (side + number % 7, 2 * side, 3)).astype("uint8"))
     return folder
+
+
+def noise(path, seed=0, shape=(20, 24, 3)):
+    """Writes an image of random pixels. Returns its path."""
+    import cv2
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert cv2.imwrite(str(path), np.random.RandomState(seed).randint(0, 256, shape).astype("uint8"))
+    return path
+
+
+def make_parts(root, parts):
+    """root/PART/CLASS/I.png for each part's {class: count}; a count of 0 is an empty folder."""
+    for part, classes in parts.items():
+        for name, count in classes.items():
+            (root / part / name).mkdir(parents=True)
+            for i in range(count):
+                noise(root / part / name / f"{i}.png", 17 * i + sum(map(ord, part + name)))
+    return root
+
+
+def at_call(number, function, action):
+    """The function, with an action just before its call of this number."""
+    calls = []
+
+    def wrapped(*arguments, **named):
+        calls.append(None)
+        if len(calls) == number:
+            action()
+        return function(*arguments, **named)
+
+    return wrapped

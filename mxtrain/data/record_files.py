@@ -9,7 +9,6 @@ format is that of dmlc-core's recordio.h and of mxnet.recordio.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
@@ -17,6 +16,7 @@ from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from mxtrain import files
 from mxtrain.errors import UserError
 
 MAGIC = struct.pack("<I", 0xCED7230A)
@@ -221,20 +221,11 @@ def read_about(paths: Paths, size: int) -> Tuple[Optional[dict], Optional[str]]:
         if about["format"] != FORMAT:
             return None, f"{paths.json}: format {about['format']} is not known here; it is not used"
         stale = about["bytes"] != size or any(
-            about[key] != checksum(path) for key, path in (("idx_sha256", paths.idx), ("lst_sha256", paths.lst))
+            about[key] != files.sha256(path) for key, path in (("idx_sha256", paths.idx), ("lst_sha256", paths.lst))
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None, f"{paths.json}: cannot be read, or a file that it tells of is missing; it is not used"
     return (None, f"{paths.json}: does not belong to {paths.rec} as it is; it is not used") if stale else (about, None)
-
-
-def checksum(path: str) -> str:
-    """SHA-256 of a file, in hex."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def read_classes(path: str) -> Optional[List[str]]:

@@ -19,7 +19,8 @@ from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional
 
 from tqdm import tqdm
 
-from mxtrain.data.record_files import FORMAT, Head, Paths, RecordFile, checksum, index_text, pack, read_about
+from mxtrain import files
+from mxtrain.data.record_files import FORMAT, Head, Paths, RecordFile, index_text, pack, read_about
 from mxtrain.errors import BadSample, TrainingError, UserError
 
 _log = logging.getLogger("mxtrain")
@@ -84,7 +85,7 @@ def write(job: Job, workers: Optional[int]) -> dict:
             _write_beside(job, numbers, starts, about)
             os.replace(partial, paths.rec)  # last: with it, the file is complete
             os.unlink(plan)
-            _sync_folder(paths.rec)
+            files.flush(os.path.dirname(paths.rec) or ".")
     return _summary(job, about)
 
 
@@ -204,7 +205,7 @@ def _write_beside(job: Job, numbers: Sequence[int], starts: Sequence[int], about
         _replace(paths.classes, "".join(f"{name}\n" for name in job.classes))
     elif os.path.exists(paths.classes):  # of a file that is overwritten
         os.unlink(paths.classes)
-    sums = {"idx_sha256": checksum(paths.idx), "lst_sha256": checksum(paths.lst)}
+    sums = {"idx_sha256": files.sha256(paths.idx), "lst_sha256": files.sha256(paths.lst)}
     _replace(paths.json, json.dumps({**about, **sums}, indent=1) + "\n")
 
 
@@ -244,11 +245,3 @@ def _sha256(text: str) -> str:
 
 def _hidden(path: str, ending: str) -> str:
     return os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{ending}")
-
-
-def _sync_folder(path: str) -> None:
-    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,6 +9,7 @@ from typing import List, NamedTuple, Optional, Tuple
 import numpy as np
 from mxnet import gluon
 
+from mxtrain import files
 from mxtrain.data import images, parts
 from mxtrain.data.datasets import Key, Sample
 from mxtrain.data.folder import TRAIN_NAMES, VAL_NAMES, class_notes
@@ -17,7 +18,6 @@ from mxtrain.data.record_files import (
     Head,
     Paths,
     RecordFile,
-    checksum,
     paths_of,
     read_about,
     read_classes,
@@ -211,7 +211,7 @@ def verify(path: str) -> None:
     """Reads a record file that make_records.py wrote to its end. UserError when its checksum is another now."""
     paths = paths_of(path)
     about, _ = read_about(paths, os.path.getsize(paths.rec))
-    if about and checksum(paths.rec) != about["sha256"]:
+    if about and files.sha256(paths.rec) != about["sha256"]:
         raise UserError(f"{paths.rec}: is damaged: its checksum is not that in {paths.json}")
 
 

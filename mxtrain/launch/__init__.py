@@ -23,8 +23,9 @@ What the launcher expects of a worker (mxtrain.launch.worker has both sides' fun
   folder when there is none yet. The command line is the same at every start.
 - Exit code 0: done. 2: a user's mistake, so no restart. 128 + n after signal n, which saves first. LOST_PEER (75):
   ended only because another process had gone; the launcher then looks for the cause elsewhere.
-- With the parameter server, a failing worker ends by os._exit, once all is said (mxtrain.launch.worker.leave): the
-  end of Python would wait for the other workers, and they for this one.
+- With the parameter server, a failing worker must not wait for the others at the end of Python, as MXNet has it: they
+  wait for this one. mxtrain's own store is told not to; a program with a store of its own ends by os._exit
+  (mxtrain.launch.worker.leave).
 - SIGINT, SIGTERM, SIGHUP: save and end. After a failure elsewhere it is SIGTERM too, and SIGKILL --grace seconds
   later. No worker gets a second one of them.
 """

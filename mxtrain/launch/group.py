@@ -10,6 +10,7 @@ from typing import Callable, List, Optional
 
 from mxtrain.launch.processes import Output, Process, Task
 from mxtrain.launch.worker import LOST_PEER
+from mxtrain.signals import Handlers
 
 _POLL_SECONDS = 0.02
 _SERVICE_SECONDS = 2.0  # that servers have to end by themselves after the workers; they have nothing to save
@@ -17,23 +18,12 @@ _CULPRIT_SECONDS = 2.0  # that it has to end by itself, with its own words, when
 _KILL_SECONDS = 3.0  # that a guard has to do so
 
 
-class Signals:
+class Signals(Handlers):
     """While entered, remembers SIGINT, SIGTERM and SIGHUP: the first, and how many came."""
 
     first, count = 0, 0
 
-    def __enter__(self):
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
-            numbers.append(signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._receive) for number in numbers}
-        return self
-
-    def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number, _frame):
+    def _receive(self, number):
         self.first = self.first or number
         self.count += 1
 

@@ -72,9 +72,20 @@ class Communicator:
             raise Elsewhere(f"{failed:.0f} of {self.size} processes cannot go on")
         return result
 
-    def same(self, value: Any) -> bool:
-        """Whether all processes have the value that rank 0 has."""
-        return not self.total(np.array([float(self.share(value) != value)]))[0]
+    def check_same(self, value: Any, mistake: Callable[[Any], str]) -> None:
+        """Raises UserError, with what `mistake` makes of rank 0's value, where the value is another than that; Elsewhere
+        in the other processes."""
+        expected = self.share(value)
+
+        def compare() -> None:
+            if value != expected:
+                raise UserError(mistake(expected))
+
+        self.together(compare)
+
+    def lost_peer(self, error: Exception) -> bool:
+        """Whether an error of MXNet only says that another process has gone."""
+        return False
 
     def barrier(self) -> None:
         """Returns when all processes have come here."""

@@ -11,6 +11,9 @@ from mxtrain.errors import Elsewhere, UserError
 from mxtrain.parallel.communicator import InProcess
 
 
+_SHUT_DOWN = "Horovod has been shut down"
+
+
 class Horovod(InProcess):
     """First the contexts of a process add, in a KVStore; then the processes, on their first contexts."""
 
@@ -49,10 +52,13 @@ class Horovod(InProcess):
         try:
             total = self._hvd.allreduce(array, average=False, name=f"total.{values.size}").asnumpy()
         except mx.base.MXNetError as error:
-            if "Horovod has been shut down" not in str(error):
+            if not self.lost_peer(error):
                 raise
-            raise Elsewhere("another process has gone: Horovod has been shut down") from None
+            raise Elsewhere(f"another process has gone: {_SHUT_DOWN}") from None
         return total.reshape(values.shape)
+
+    def lost_peer(self, error: Exception) -> bool:
+        return self.size > 1 and _SHUT_DOWN in str(error)
 
     def broadcast(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         for number, array in enumerate(arrays):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import NamedTuple, Sequence
 
 import numpy as np
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from mxtrain.signals import SIGNALS
 
 
 class Agreement(NamedTuple):

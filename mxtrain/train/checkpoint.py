@@ -12,7 +12,6 @@ devices that it was saved from.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from mxtrain.errors import TrainingError, UserError
+from mxtrain.files import flush, sha256
 
 FORMAT = 1
 _NAME = re.compile(r"update-(\d{8,})$")
@@ -52,16 +52,16 @@ def write(path: Path, arrays: Dict[str, np.ndarray], state: dict) -> None:
         temporary.mkdir(parents=True)
         _save_arrays(temporary / "arrays.npz", arrays)
         (temporary / "state.json").write_text(json.dumps(state, indent=1))
-        files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": _sha256(temporary / name)}
+        files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)}
                  for name in ("arrays.npz", "state.json")}
         (temporary / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
         for file in [*temporary.iterdir(), temporary]:
-            _flush(file)
+            flush(file)
         replaced = path.parent / f".old-{path.name}"
         if path.exists():
             os.replace(path, replaced)  # `repair` undoes this if we die before the next line
         os.replace(temporary, path)
-        _flush(path.parent)
+        flush(path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         repair(path.parent)
@@ -83,7 +83,7 @@ def read(path: Path) -> Checkpoint:
             size = (path / name).stat().st_size
             if size != expected["bytes"]:
                 raise CorruptCheckpoint(f"{path / name}: {size} bytes instead of {expected['bytes']}")
-            if _sha256(path / name) != expected["sha256"]:
+            if sha256(path / name) != expected["sha256"]:
                 raise CorruptCheckpoint(f"{path / name}: its checksum is wrong")
         with np.load(path / "arrays.npz", allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -217,22 +217,6 @@ def _update(name: str) -> int:
 def _point(pointer: Path, name: str) -> None:
     temporary = pointer.with_name(f".{pointer.name}")
     temporary.write_text(name + "\n")
-    _flush(temporary)
+    flush(temporary)
     os.replace(temporary, pointer)
-    _flush(pointer.parent)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
+    flush(pointer.parent)

@@ -105,7 +105,10 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     rows = _Rows()
     modes = {parameter: parameter.grad_req for parameter in net.collect_params().values()}
     try:
-        _check_same([batch_size, *(len(data) for data in (train_data, val_data) if data is not None)], communicator)
+        sizes = [batch_size, *(len(data) for data in (train_data, val_data) if data is not None)]
+        communicator.check_same(sizes, lambda expected: (
+            f"train_data, val_data: batch size and lengths are {sizes} for rank {communicator.rank} and {expected} for "
+            "rank 0; all processes are given the same data, of which each takes a part"))
         sample = communicator.together(lambda: _sample(train_data, parts))
         run = communicator.together(lambda: set_up(net, loss, parts, contexts, communicator, train_batches, val_batches,
                                                    sample, check_output=check_output))
@@ -119,18 +122,6 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
             parameter.grad_req = "null"  # gives up the arrays of this training, and gets new ones with the old mode
             parameter.grad_req = mode
     return Result(rows.rows, run.monitor.best, run.monitor.best_epoch, path and str(path))
-
-
-def _check_same(sizes: list, communicator) -> None:
-    """Raises UserError where the data are not of the sizes that rank 0 has: processes would wait for each other."""
-    expected = communicator.share(sizes)
-
-    def compare():
-        if sizes != expected:
-            raise UserError(f"train_data, val_data: batch size and lengths are {sizes} for rank {communicator.rank} and "
-                            f"{expected} for rank 0; all processes are given the same data, of which each takes a part")
-
-    communicator.together(compare)
 
 
 class _Rows(Callback):

@@ -60,14 +60,8 @@ def main(argv: List[str]) -> int:
         communicator.check_exact()
     part = part_for(settings, len(replicas), communicator)
     task = communicator.together(lambda: kind.open_task(settings, place is not None, part))
-    fingerprint = communicator.share(task.data.fingerprint)
-
-    def compare() -> None:
-        if task.data.fingerprint != fingerprint:
-            raise UserError(f"--data {settings.data.data}: holds other samples for rank {communicator.rank} than for "
-                            "rank 0")
-
-    communicator.together(compare)
+    communicator.check_same(task.data.fingerprint, lambda _: (
+        f"--data {settings.data.data}: holds other samples for rank {communicator.rank} than for rank 0"))
     run = communicator.together(lambda: set_up(
         task.net, task.loss, settings, replicas, communicator, task.train_data, task.val_data, task.sample(),
         task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output, task.scores))
@@ -91,9 +85,9 @@ def main(argv: List[str]) -> int:
                             "updates": run.state.update, "signal": stopped.number})
         return 128 + stopped.number
     except mx.base.MXNetError as error:
-        if communicator.size > 1 and "Horovod has been shut down" in str(error):
-            raise Elsewhere("another process has gone: Horovod has been shut down") from None
-        raise
+        if not communicator.lost_peer(error):
+            raise
+        raise Elsewhere(f"another process has gone: {str(error).strip().splitlines()[-1]}") from None
     finally:
         task.close()
     if communicator.rank == 0:

@@ -6,6 +6,8 @@ import os
 import signal
 from contextlib import suppress
 
+from mxtrain.signals import Handlers
+
 
 class Stopped(Exception):
     """The training was stopped by a signal, at a point where everything has been saved."""
@@ -15,24 +17,13 @@ class Stopped(Exception):
         self.number = number
 
 
-class Signals:
+class Signals(Handlers):
     """While entered, remembers the first SIGINT, SIGTERM or SIGHUP; a second one ends the process at once."""
 
     received = 0
     """Number of the signal that came, 0 while none has."""
 
-    def __enter__(self):
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
-            numbers.append(signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._receive) for number in numbers}
-        return self
-
-    def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number, _frame):
+    def _receive(self, number):
         self.received = number
         for each in self._before:
             signal.signal(each, signal.SIG_DFL)  # by the system: Python would wait for MXNet's call to return

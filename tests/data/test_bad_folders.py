@@ -15,26 +15,9 @@ from mxtrain.data.sources import open_data
 from mxtrain.errors import UserError
 from mxtrain.inference.export import main as export
 from mxtrain.train.main import main as train
+from trainings import QUIET, make_parts, noise
 
-QUIET = ["--no-progress", "--no-plots", "--no-tensorboard"]
 NAMES = ["-dash", "#hash", "a b", "Ünïcode", "漢字"]
-
-
-def write_image(path, value=0, shape=(12, 14, 3)):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.RandomState(value).randint(0, 256, shape).astype("uint8")
-    assert cv2.imwrite(str(path), pixels)
-    return path
-
-
-def make_parts(root, **parts):
-    """root/PART/CLASS/I.png for each part's {class: count}; a count of 0 is an empty folder."""
-    for part, classes in parts.items():
-        for name, count in classes.items():
-            (root / part / name).mkdir(parents=True)
-            for i in range(count):
-                write_image(root / part / name / f"{i}.png", 17 * i + sum(map(ord, part + name)))
-    return root
 
 
 def as_list(folder, path):
@@ -60,15 +43,15 @@ def configs(root, form):
 
 def test_foreign_entries_are_no_classes_and_names_survive_training_and_export(tmp_path, caplog):
     caplog.set_level("INFO", "mxtrain")
-    make_parts(tmp_path, f={name: 4 for name in NAMES})
+    make_parts(tmp_path, {"f": {name: 4 for name in NAMES}})
     root = tmp_path / "f"
     for folder in (root, root / "a b"):
         for name in (".DS_Store", "Thumbs.db", "desktop.ini", "notes.txt", "a.jpg~"):
             (folder / name).write_bytes(b"no image")
         (folder / "._a.jpg").write_bytes(bytes(4096))  # AppleDouble
-        write_image(folder / ".ipynb_checkpoints" / "a-checkpoint.jpg")
-        write_image(folder / "__MACOSX" / "b.jpg")
-    write_image(root / "#hash" / "nested" / "c.png", 99)
+        noise(folder / ".ipynb_checkpoints" / "a-checkpoint.jpg")
+        noise(folder / "__MACOSX" / "b.jpg")
+    noise(root / "#hash" / "nested" / "c.png", 99)
     os.symlink(root / "#hash" / "0.png", root / "#hash" / "link.png")
     os.symlink(root / "gone.png", root / "#hash" / "broken.png")
     run = tmp_path / "run"
@@ -90,10 +73,10 @@ def test_all_modes_and_sizes_are_mixed_in_a_batch(tmp_path, form):
     for mode, ending in (("L", "png"), ("LA", "png"), ("RGBA", "png"), ("P", "png"), ("1", "png"), ("CMYK", "jpg")):
         (root / "modes").mkdir(parents=True, exist_ok=True)
         source.convert(mode).save(root / "modes" / f"{mode}.{ending}")
-    write_image(root / "modes" / "16bit.png", shape=(1, 1, 3))
+    noise(root / "modes" / "16bit.png", shape=(1, 1, 3))
     assert cv2.imwrite(str(root / "modes" / "16bit.png"), np.full((20, 20), 2**15, "uint16"))
     for height, width in ((1, 1), (3, 500), (1, 2000), (3000, 4000)):
-        write_image(root / "sizes" / f"{height}x{width}.png", shape=(height, width, 1))
+        noise(root / "sizes" / f"{height}x{width}.png", shape=(height, width, 1))
     paths = sorted((root / "modes").glob("*")) + sorted((root / "sizes").glob("*"))
     config = DataConfig(data=FORMS[form](root, tmp_path / "r"), val_split=0, image_size=224)
     loader = Loader(open_data(config).train, 11, workers=2)
@@ -108,7 +91,7 @@ def test_all_modes_and_sizes_are_mixed_in_a_batch(tmp_path, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_validation_has_the_classes_of_the_training_by_name(tmp_path, form):
-    data = open_data(configs(make_parts(tmp_path, train={"1": 3, "2": 3, "10": 3}, val={"1": 1, "10": 2}), form))
+    data = open_data(configs(make_parts(tmp_path, {"train": {"1": 3, "2": 3, "10": 3}, "val": {"1": 1, "10": 2}}), form))
     assert data.classes == ["1", "10", "2"]  # as text, whatever the form
     assert [int(data.val[0, i][1]) for i in range(3)] == [0, 1, 1]
     text = "\n".join(data.notes)
@@ -117,14 +100,14 @@ def test_validation_has_the_classes_of_the_training_by_name(tmp_path, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_class_that_training_does_not_have_is_refused(tmp_path, form):
-    config = configs(make_parts(tmp_path, train={"1": 3, "2": 3}, val={"1": 1, "2": 1, "3": 1}), form)
+    config = configs(make_parts(tmp_path, {"train": {"1": 3, "2": 3}, "val": {"1": 1, "2": 1, "3": 1}}), form)
     with pytest.raises(UserError, match="class '3' has no training images; the classes are '1', '2'"):
         open_data(config)
 
 
 @pytest.mark.parametrize("form", ["folder", "records"])
 def test_empty_class_folders_are_no_classes(tmp_path, form):
-    data = open_data(configs(make_parts(tmp_path, train={"a": 2, "b": 0, "c": 2}, val={"a": 1, "c": 0}), form))
+    data = open_data(configs(make_parts(tmp_path, {"train": {"a": 2, "b": 0, "c": 2}, "val": {"a": 1, "c": 0}}), form))
     assert data.classes == ["a", "c"] and len(data.val) == 1
     if form == "folder":
         assert "train: no images in 'b'" in "\n".join(data.notes)
@@ -132,21 +115,21 @@ def test_empty_class_folders_are_no_classes(tmp_path, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_one_class_is_refused(tmp_path, form):
-    config = configs(make_parts(tmp_path, train={"a": 2}, val={"a": 1}), form)
+    config = configs(make_parts(tmp_path, {"train": {"a": 2}, "val": {"a": 1}}), form)
     with pytest.raises(UserError, match="only one class, 'a'"):
         open_data(config)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_names_that_differ_in_case_are_two_classes(tmp_path, form):
-    data = open_data(configs(make_parts(tmp_path, train={"Cat": 2, "cat": 2}, val={"cat": 1}), form))
+    data = open_data(configs(make_parts(tmp_path, {"train": {"Cat": 2, "cat": 2}, "val": {"cat": 1}}), form))
     assert data.classes == ["Cat", "cat"] and int(data.val[0, 0][1]) == 1
     assert "differ only in case are kept apart: 'Cat', 'cat'" in "\n".join(data.notes)
 
 
 @pytest.mark.parametrize("program", ["train", "make_records"])
 def test_images_straight_in_the_root_are_refused(tmp_path, program):
-    write_image(tmp_path / "f" / "a.png")
+    noise(tmp_path / "f" / "a.png")
     with pytest.raises(UserError, match="1 images lie in it directly: put each into a folder named after its class"):
         if program == "train":
             open_data(DataConfig(data=str(tmp_path / "f")))

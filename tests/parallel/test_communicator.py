@@ -55,7 +55,8 @@ def test_a_single_process_agrees_with_itself():
     communicator = InProcess("none", [mx.cpu(0)])
     assert (communicator.rank, communicator.size) == (0, 1)
     assert communicator.total(np.array([15.0])).tolist() == [15.0]
-    assert communicator.share({"a": [1, "é"]}) == {"a": [1, "é"]} and communicator.same("x")
+    assert communicator.share({"a": [1, "é"]}) == {"a": [1, "é"]}
+    communicator.check_same("x", "is {}".format)
     assert communicator.together(lambda: 3) == 3
     with pytest.raises(UserError, match="of our own"):
         communicator.together(lambda: (_ for _ in ()).throw(UserError("of our own")))
@@ -64,8 +65,10 @@ def test_a_single_process_agrees_with_itself():
 def test_what_is_made_of_sums():
     value = {"list": [1, 2.5, None], "text": "Grüße", "large": 2**53}
     assert among(3, lambda c: c.share(value if c.rank == 0 else "other")) == [value] * 3
-    assert among(3, lambda c: c.same("data")) == [True] * 3
-    assert among(3, lambda c: c.same(min(c.rank, 1))) == [False] * 3
+    assert among(3, lambda c: c.check_same("data", str)) == [None] * 3
+    first, *others = among(3, lambda c: c.check_same(min(c.rank, 1), "rank 0 has {}".format))
+    assert isinstance(first, Elsewhere) and [str(error) for error in others] == ["rank 0 has 0"] * 2
+    assert all(isinstance(error, UserError) for error in others)
 
 
 def test_a_failure_of_one_is_a_failure_of_all():

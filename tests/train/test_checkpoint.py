@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mxtrain.errors import TrainingError, UserError
+from mxtrain.files import sha256
 from mxtrain.train import checkpoint
 from mxtrain.train.checkpoint import CorruptCheckpoint, Folder, read, read_chosen, write
 
@@ -142,7 +143,7 @@ def test_nothing_in_it_is_run(tmp_path, monkeypatch):
             archive.writestr(name, data)
         with archive.open("weights/o.npy", "w") as file:
             np.lib.format.write_array(file, np.array([Code()], dtype=object))
-    files = {name: {"bytes": (path / name).stat().st_size, "sha256": checkpoint._sha256(path / name)}
+    files = {name: {"bytes": (path / name).stat().st_size, "sha256": sha256(path / name)}
              for name in ("arrays.npz", "state.json")}
     (path / "manifest.json").write_text(json.dumps({"format": checkpoint.FORMAT, "files": files}))
     with pytest.raises(CorruptCheckpoint):

@@ -7,13 +7,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
 WHEELS := .wheels
+FOR_TESTS := $(VENV)/.installed-test $(if $(filter 0,$(HOROVOD)),,$(VENV)/.installed-horovod)
 
 .PHONY: help setup train test test-all clean FORCE
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train     train on the built-in digits (ARGS='--epochs 3' passes flags to scripts/train.py)"
-	@echo "make test      run the tests that take minutes (ARGS='-k devices' passes flags to pytest)"
+	@echo "make test      run the tests that take minutes (ARGS='-k devices' passes flags to pytest); compiles Horovod first"
+	@echo "make test HOROVOD=0  without Horovod, whose tests are then skipped"
 	@echo "make test-all  run the long tests too"
 	@echo "make setup     only make $(VENV), with the versions of docker/constraints.txt"
 	@echo "make setup HOROVOD=1  Horovod too, compiled here (minutes, once)"
@@ -25,10 +27,10 @@ setup: $(VENV)/.installed $(if $(filter-out 0,$(HOROVOD)),$(VENV)/.installed-hor
 train: setup
 	$(BIN)/python scripts/train.py $(ARGS)
 
-test: $(VENV)/.installed-test
+test: $(FOR_TESTS)
 	$(BIN)/python -m pytest -m "not slow" --durations 10 tests $(ARGS)
 
-test-all: $(VENV)/.installed-test
+test-all: $(FOR_TESTS)
 	$(BIN)/python -m pytest --durations 20 tests $(ARGS)
 
 clean:

@@ -1,6 +1,7 @@
 """Settings of the test suite; pytest reads them whether it is started by make or by hand, from any folder."""
 
 import os
+import signal
 import sys
 
 # Before anything imports mxnet: with more threads, tests on several CPU contexts would be refused.
@@ -17,6 +18,9 @@ SLOW_TIMEOUT = 1800
 
 
 def pytest_configure(config):
+    # A shell that starts pytest in the background, or nohup, has these ignored, and every process inherits that.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.option.importmode = "importlib"  # test files in different folders may have the same name
     config.addinivalue_line("markers", "slow: takes long; only `make test-all` runs it")
     # MXNet's import reads names that numpy and distutils deprecate. Nothing of ours is silenced.

@@ -571,7 +571,10 @@ class Memory(Callback):
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_memory_stays_flat(kind):
-    """2,000 updates in 20 epochs with validation. Batches are 32 KB: 38 MB, were those of the last 12 epochs held."""
+    """2,000 updates in 20 epochs with validation. Batches are 32 KB: 38 MB, were those of the last 12 epochs held.
+
+    A few more megabytes come now and then: on a busy machine more batches are ahead of the devices, and pages of a
+    forked worker count when it first reads them."""
     memory = Memory()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # memory that tests before gave back to malloc would hide what is held here
@@ -580,6 +583,6 @@ def test_memory_stays_flat(kind):
     mxtrain.fit(network(), data, Numbers(40, threads=kind == "thread"), batch_size=8, epochs=20, lr=0.01, workers=2,
                 worker_kind=kind, callbacks=[memory])
     warm, end = max(memory.bytes[4:8]), min(memory.bytes[-4:])
-    assert end - warm < 3 * 2**20, [round(value / 2**20, 1) for value in memory.bytes]
+    assert end - warm < 10 * 2**20, [round(value / 2**20, 1) for value in memory.bytes]
     assert_no_workers()
     assert len(os.listdir("/proc/self/fd")) <= files + 2

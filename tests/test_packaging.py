@@ -232,5 +232,8 @@ def test_ci_fails_without_tests(checkout):
     shutil.copytree(ROOT / ".ci", checkout / ".ci")
     path = interpreter(checkout)
     path.write_text(path.read_text().replace('    "-m pip', '    "-m pytest"*) exit 5 ;;\n    "-m pip'))
-    code, errors = run(["bash", ".ci/run"], checkout, PYTHON=str(path))
-    assert code != 0 and "Error 5" in errors[-1]
+    for flags in (dict(CXX="sh"), dict(HOROVOD="0")):
+        code, errors = run(["bash", ".ci/run"], checkout, PYTHON=str(path), **flags)
+        assert code != 0 and "Error 5" in errors[-1]
+        assert (checkout / ".venv/.installed-horovod").exists() == ("CXX" in flags)
+        shutil.rmtree(checkout / ".venv")

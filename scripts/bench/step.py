@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Updates per second of mxtrain and of other ways to train the same Gluon network, and what --exact costs.
+"""Updates per second of mxtrain and of other ways to train the same Gluon network, and what --exact and --audit cost.
 
     python scripts/bench/step.py                               # both cases; ResNet-18 takes minutes on a CPU
     python scripts/bench/step.py --case small --rounds 9
@@ -40,7 +40,9 @@ CASES = {"small": (64, 2, 7, 150), "resnet18": (64, 1, 3, 1)}
 SHARDS = 8  # of the two competitors that tell the cost of --exact
 RATIOS = {"mxtrain/hand": ("mxtrain", "hand"), "mxtrain/hand_accuracy": ("mxtrain", "hand_accuracy"),
           "mxtrain/hand_tuned": ("mxtrain", "hand_tuned"), "mxtrain/estimator": ("mxtrain", "estimator"),
-          "mxtrain/module": ("mxtrain", "module"), "exact cost": ("mxtrain_shards", "mxtrain_exact")}
+          "mxtrain/module": ("mxtrain", "module"), "exact cost": ("mxtrain_shards", "mxtrain_exact"),
+          "audited update, time": ("mxtrain_exact", "mxtrain_audit"),
+          "compared update, time": ("mxtrain_two", "mxtrain_two_audit")}
 RATE = {"learning_rate": 0.01, "momentum": 0.9, "wd": 1e-4}
 
 
@@ -295,8 +297,25 @@ def mxtrain_exact(*arguments):
     return mxtrain(*arguments, shards=SHARDS, exact=True)
 
 
-COMPETITORS = {f.__name__: f for f in (hand, hand_accuracy, hand_tuned, estimator, module,
-                                       mxtrain, mxtrain_shards, mxtrain_exact)}
+def mxtrain_audit(*arguments):
+    """That, and in (almost) every update a shard is run again and the weights are hashed."""
+    return mxtrain(*arguments, shards=SHARDS, exact=True, audit=0.999999)
+
+
+def mxtrain_two(*arguments, **settings):
+    """mxtrain on two contexts."""
+    import mxnet as mx
+
+    return mxtrain(*arguments, ctx=[mx.cpu(0), mx.cpu(1)], **settings)
+
+
+def mxtrain_two_audit(*arguments):
+    """That, with the weights of both compared after every update."""
+    return mxtrain_two(*arguments, audit=1)
+
+
+COMPETITORS = {f.__name__: f for f in (hand, hand_accuracy, hand_tuned, estimator, module, mxtrain, mxtrain_shards,
+                                       mxtrain_exact, mxtrain_audit, mxtrain_two, mxtrain_two_audit)}
 
 if __name__ == "__main__":
     main()

@@ -96,8 +96,8 @@ class TwoBits:
     def unpack(self, sums: Arrays, arrays: Sequence[mx.nd.NDArray]) -> None:
         """Writes into the arrays what the sums say of them."""
         for group, numbers in zip(self.groups, sums):
-            # The digits below b**i make less than half of it, by at least 1/2; and numbers are below 2**23. So the
-            # rounded quotient is at the right side of one half, and this is the number without its last i digits.
+            # The last i digits together make less than b**i / 2, by 1/2 at least. Numbers are below 2**23, so that the
+            # division's own rounding is less than that: rounding the quotient takes off just these digits.
             shifted = mx.nd.rint(mx.nd.broadcast_div(numbers, self._powers))
             higher, lower = shifted[1:] * self._base, shifted[:-1]
             lower -= higher
@@ -131,8 +131,8 @@ def digits(processes: int) -> int:
 
 
 def grouped(sizes: Sequence[int]) -> List[slice]:
-    """Cuts a list of arrays, given by their numbers of elements, into groups of _GROUP elements or more, but for the
-    last."""
+    """Cuts a list of arrays, given by their numbers of elements, into groups of _GROUP elements or more (the last may
+    have less)."""
     groups, first, elements = [], 0, 0
     for number, size in enumerate(sizes, 1):
         elements += size
@@ -143,7 +143,7 @@ def grouped(sizes: Sequence[int]) -> List[slice]:
 
 
 def bytes_per_update(compression: str, sizes: Sequence[int], processes: int, horovod: bool) -> Tuple[float, float]:
-    """Bytes of gradients that each process sends and receives for one update; headers and what is agreed on not counted.
+    """(sent, received): bytes of gradients of each process in one update. Headers, and what is agreed on, come on top.
 
     compression: none, fp16 or 2bit. sizes: the gradients' numbers of elements. horovod: over its ring, where everything
     but a process's own part goes around twice, to be added and to be told; else over parameter servers, which get all

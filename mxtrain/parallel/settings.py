@@ -23,8 +23,8 @@ class ParallelConfig:
     exact: bool = False
     """Sum gradients exactly: the same bits of every weight on any number of contexts."""
     compression: Literal["none", "fp16", "2bit"] = "none"
-    """What processes send each other of gradients: all; float16, half as much, and sums are then rounded to 11 bits; or
-    2bit, a tenth of it among two processes, which of them have reached a threshold; the rest is kept for later updates."""
+    """What processes send each other of gradients: all; fp16, half of it, sums are then rounded to 11 bits; or 2bit, a
+    tenth of it among two processes: which of them have reached a threshold, the rest is kept for later updates."""
     compression_threshold: Optional[float] = None
     """The threshold of 2bit, for a gradient summed over the samples of a process; default: 0.5."""
     audit: Optional[float] = None

@@ -14,7 +14,10 @@ _log = logging.getLogger("mxtrain")
 
 
 def gather(communicator) -> Dict[str, np.ndarray]:
-    """In rank 0 the residuals of all processes, "<rank>/<parameter>" -> array; elsewhere nothing. All call it together."""
+    """In rank 0 the residuals of all processes, "<rank>/<parameter>" -> array; elsewhere nothing.
+
+    All processes call it at the same time.
+    """
     compression, found = communicator.compression, {}
     if not isinstance(compression, TwoBits):
         return found
@@ -32,20 +35,25 @@ def gather(communicator) -> Dict[str, np.ndarray]:
 
 
 def scatter(communicator, saved: Dict[str, np.ndarray]) -> None:
-    """Takes back what `gather` has returned, of which only rank 0 has to know. All call it together.
+    """Gives the processes back what `gather` has returned, of which only rank 0 has to know. All call it together.
 
-    As many processes as there were get their own again. Among another number rank 0 gets the sum, so that nothing of
-    the gradient is lost. The log says what is not as it was.
+    As many processes as there were get their own. Of another number rank 0 gets the sum, so that nothing of the
+    gradient is lost; the log says so, and also where residuals are no longer wanted.
     """
     compression, size, first = communicator.compression, communicator.size, communicator.rank == 0
     before = communicator.share(len({name.split("/")[0] for name in saved}))
-    if before and not isinstance(compression, TwoBits):
+    if not before:
+        return
+    if not isinstance(compression, TwoBits):
         if first:
             _log.info("the residuals of --compression 2bit, what was not sent yet of the gradients, are dropped")
         return
-    if before not in (0, size) and first:
-        _log.info("the residuals of --compression 2bit in %d processes are added up in rank 0 of %d", before, size)
-    sources = {rank: [rank] for rank in range(size)} if before == size else {0: range(before)} if before else {}
+    if before == size:
+        sources = {rank: [rank] for rank in range(size)}
+    else:
+        sources = {0: range(before)}
+        if first:
+            _log.info("the residuals of --compression 2bit in %d processes are added up in rank 0 of %d", before, size)
     for rank, ranks in sources.items():
         for group in compression.groups:
             vector = np.zeros(group.residual.size)

@@ -74,8 +74,9 @@ def test_what_meets_the_threshold_is_sent():
     just_below = np.nextafter(np.float32(0.5), np.float32(0))
     gradients = ndarrays([[0.5, -0.5, just_below, -just_below, 0, 1.75, -7], *map(np.zeros, list(SHAPES.values())[1:])])
     result = ndarrays(map(np.ones, SHAPES.values()))
+    rest = 2 * just_below - 0.5
     for sent, kept in (([1, -1, 0, 0, 0, 1, -1], [0, 0, just_below, -just_below, 0, 1.25, -6.5]),
-                       ([1, -1, 1, -1, 0, 1, -1], [0, 0, *2 * np.array([just_below, -just_below]) - [0.5, -0.5], 0, 2.5, -13])):
+                       ([1, -1, 1, -1, 0, 1, -1], [0, 0, rest, -rest, 0, 2.5, -13])):
         one.unpack(one.pack(gradients), result)
         np.testing.assert_array_equal(result[0].asnumpy(), 0.5 * np.array(sent))
         np.testing.assert_array_equal(one.groups[0].parts["a"].asnumpy(), np.array(kept, "float32"))
@@ -83,7 +84,7 @@ def test_what_meets_the_threshold_is_sent():
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4, 5, 8, 64, 2047])
 def test_every_sum_of_codes_comes_back(processes):
-    """Also where all digits are at an end, as far as numbers go, and where a rounded quotient is nearest to one half."""
+    """Also where all digits are at an end: numbers are then largest, and quotients nearest to one half."""
     base, count = 2 * processes + 1, digits(processes)
     assert base**count <= 2**24 < base ** (count + 1)
     ends = np.array(list(itertools.islice(itertools.product([processes, -processes], repeat=count), 2**15)))
@@ -141,7 +142,7 @@ def test_bytes():
 
 
 def with_residuals(communicator, threshold=0.5):
-    """A communicator whose compression has made an update that leaves rank + 1/8, twice that ..., in the residuals."""
+    """A communicator with residuals of rank + 1/8 in the first group and twice that in the second."""
     gradients = {name: mx.nd.zeros(shape) for name, shape in SHAPES.items()}
     communicator.compression = TwoBits(gradients, communicator.size, threshold)
     for number, group in enumerate(communicator.compression.groups, 1):
@@ -150,13 +151,17 @@ def with_residuals(communicator, threshold=0.5):
     return communicator
 
 
+def parts_of(communicator):
+    return {name: part.asnumpy() for group in communicator.compression.groups for name, part in group.parts.items()}
+
+
 def test_residuals_are_gathered_and_given_back(small_groups, caplog):
     def function(communicator):
         saved = residuals.gather(with_residuals(communicator))
         for group in communicator.compression.groups:
             group.residual[:] = 9
         residuals.scatter(communicator, saved)
-        return saved, {name: part.asnumpy() for group in communicator.compression.groups for name, part in group.parts.items()}
+        return saved, parts_of(communicator)
 
     results = among(3, function)
     saved = results[0][0]
@@ -173,12 +178,13 @@ def test_residuals_are_gathered_and_given_back(small_groups, caplog):
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_residuals_of_another_number_of_processes_are_added(size, caplog):
     caplog.set_level("INFO", "mxtrain")
-    saved = {f"{rank}/{name}": np.full(shape, rank + 1, "float32") for rank in range(3) for name, shape in SHAPES.items()}
+    saved = {f"{rank}/{name}": np.full(shape, rank + 1, "float32")
+             for rank in range(3) for name, shape in SHAPES.items()}
 
     def function(communicator):
         communicator.compression = TwoBits({name: mx.nd.zeros(shape) for name, shape in SHAPES.items()}, size, 0.5)
         residuals.scatter(communicator, saved if communicator.rank == 0 else {})
-        return [part.asnumpy() for group in communicator.compression.groups for part in group.parts.values()]
+        return list(parts_of(communicator).values())
 
     first, *others = among(size, function)
     assert all((part == 6).all() for part in first) and not any(part.any() for parts in others for part in parts)
@@ -188,7 +194,7 @@ def test_residuals_of_another_number_of_processes_are_added(size, caplog):
 def test_residuals_that_are_no_longer_wanted(caplog):
     caplog.set_level("INFO", "mxtrain")
     assert among(2, lambda c: residuals.scatter(c, {"0/a": np.ones(3)} if c.rank == 0 else {})) == [None, None]
-    assert caplog.text.count("residuals of --compression 2bit, what was not sent yet of the gradients, are dropped") == 1
+    assert caplog.text.count("what was not sent yet of the gradients, are dropped") == 1
     assert among(2, residuals.gather) == [{}, {}]
     assert among(2, lambda c: residuals.scatter(with_residuals(c), {})) == [None, None]  # a run that had none
 

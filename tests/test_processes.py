@@ -145,12 +145,15 @@ def two_bits(place):
     return place
 
 
-def gone_on(two_bits, tmp_path, first, command, *flags):
+def go_on(two_bits, tmp_path, transport, command):
     """Goes on from the 14th of 30 updates of a copy of a run -> (arrays at the end, what was said)."""
-    shutil.copytree(two_bits / first, tmp_path / "run")
-    resume = ["--resume", tmp_path / "run" / "checkpoints" / "update-00000014", *flags]
-    said = run(two_bits, command(*resume) if callable(command) else [*command, *resume]).stderr
+    shutil.copytree(two_bits / transport, tmp_path / "run")
+    said = run(two_bits, [*command, "--resume", tmp_path / "run" / "checkpoints" / "update-00000014"]).stderr
     return arrays(tmp_path / "run"), said
+
+
+def residuals_in(arrays):
+    return {name: array for name, array in arrays.items() if name.startswith("residual/")}
 
 
 def test_two_bits_are_those_of_one_process(two_bits):
@@ -158,12 +161,12 @@ def test_two_bits_are_those_of_one_process(two_bits):
     (two_bits / "emulated.py").write_text(EMULATED)
     run(two_bits, [sys.executable, "emulated.py", *flags_of(two_bits, "emulated"), "--shards", 6, "--cpus", 2])
     of_two, of_one = arrays(two_bits / "ps"), arrays(two_bits / "emulated")
-    assert_same_bits({name: array for name, array in of_two.items() if not name.startswith("residual/")}, of_one)
+    residuals = residuals_in(of_two)
+    assert_same_bits({name: array for name, array in of_two.items() if name not in residuals}, of_one)
     assert rows(two_bits / "ps") == rows(two_bits / "emulated")
-    weights = {name.split("/", 1)[1] for name in of_one if name.startswith("optimizer/")}
-    residual = {name: array for name, array in of_two.items() if name.startswith("residual/")}
-    assert set(residual) == {f"residual/{rank}/{name.rsplit('/', 1)[0]}" for rank in range(2) for name in weights}
-    assert all(array.any() for array in residual.values())
+    trained = [name.split("/")[1] for name in of_one if name.startswith("optimizer/")]
+    assert set(residuals) == {f"residual/{rank}/{name}" for rank in range(2) for name in trained}
+    assert all(array.any() for array in residuals.values())
 
 
 @HOROVOD.marks[0]
@@ -172,16 +175,16 @@ def test_two_bits_have_the_same_sum_over_both_transports(two_bits):
     assert rows(two_bits / "horovod") == rows(two_bits / "ps")
 
 
-@pytest.mark.parametrize("first, second", [("ps", "ps"), pytest.param("horovod", "horovod", marks=HOROVOD.marks)])
-def test_two_bits_stopped_and_resumed(two_bits, tmp_path, first, second):
-    ended, said = gone_on(two_bits, tmp_path, first, lambda *flags: launch(two_bits, second, 2, 1, *flags))
-    assert_same_bits(ended, arrays(two_bits / first))
-    assert rows(tmp_path / "run") == rows(two_bits / first) and "residual" not in said
+@pytest.mark.parametrize("transport", [HOROVOD, "ps"])
+def test_two_bits_stopped_and_resumed(two_bits, tmp_path, transport):
+    ended, said = go_on(two_bits, tmp_path, transport, launch(two_bits, transport, 2, 1))
+    assert_same_bits(ended, arrays(two_bits / transport))
+    assert rows(tmp_path / "run") == rows(two_bits / transport) and "residual" not in said
 
 
 def test_two_bits_of_two_contexts(two_bits, tmp_path):
-    """The contexts' sum is rounded elsewhere: where it comes to lie on the other side of the threshold a weight moves one
-    update earlier or later, and is off by the rate times the threshold over the batch, for a while."""
+    """The contexts' sum is rounded elsewhere: where it comes to lie on the other side of the threshold, a weight moves
+    an update earlier or later, and is off by the rate times the threshold over the batch, 0.0025, for a while."""
     flags = [*flags_of(two_bits, "none"), *TWO_BITS, "--cpus", 2, "--out", tmp_path / "run"]
     run(two_bits, launch(two_bits, "ps", 2, 1, *flags))
     one, two = arrays(two_bits / "ps"), arrays(tmp_path / "run")
@@ -191,19 +194,18 @@ def test_two_bits_of_two_contexts(two_bits, tmp_path):
 
 
 def test_two_bits_resumed_by_three_processes(two_bits, tmp_path):
-    _, said = gone_on(two_bits, tmp_path, "ps", lambda *flags: launch(two_bits, "ps", 3, 1, *flags))
+    ended, said = go_on(two_bits, tmp_path, "ps", launch(two_bits, "ps", 3, 1))
     assert said.count("the residuals of --compression 2bit in 2 processes are added up in rank 0 of 3") == 1
-    residuals = [name for name in arrays(tmp_path / "run") if name.startswith("residual/")]
-    assert {name.split("/")[1] for name in residuals} == {"0", "1", "2"}
+    assert {name.split("/")[1] for name in residuals_in(ended)} == {"0", "1", "2"}
 
 
 def test_two_bits_resumed_without(two_bits, tmp_path):
     said = run(two_bits, [sys.executable, SCRIPT, "--resume", two_bits / "ps", "--epochs", 4], code=2).stderr
     assert "--compression 2bit: is for what processes send each other" in said and "Traceback" not in said
-    ended, said = gone_on(two_bits, tmp_path, "ps", [sys.executable, SCRIPT], "--compression", "none")
+    ended, said = go_on(two_bits, tmp_path, "ps", [sys.executable, SCRIPT, "--compression", "none"])
     assert said.count("the residuals of --compression 2bit, what was not sent yet of the gradients, are dropped") == 1
     assert "from update 15 on: compression none (was 2bit)" in said
-    assert not [name for name in ended if name.startswith("residual/")]
+    assert not residuals_in(ended)
 
 
 @pytest.mark.parametrize("transport", [HOROVOD, "ps"])

@@ -137,7 +137,7 @@ class InProcess(Communicator):
 
 
 class AmongProcesses(Communicator):
-    """First the contexts of a process add, in a KVStore; then the processes, on their first contexts, as `_add` does."""
+    """First the contexts of a process add, in a KVStore; then the processes, on their first contexts, by `_add`."""
 
     def use(self, contexts: Sequence[mx.Context]) -> None:
         self._within = InProcess("device", contexts)

@@ -8,6 +8,7 @@ import pytest
 
 from mxtrain.errors import UserError
 from mxtrain.parallel import compression
+from mxtrain.parallel.communicator import AmongProcesses
 from mxtrain.parallel.compression import Half, TwoBits, bytes_per_update, compression_for, digits
 from mxtrain.parallel.settings import ParallelConfig
 from mxtrain.train import residuals
@@ -129,6 +130,30 @@ def test_which_compression():
     assert compression_for(ParallelConfig(compression="2bit", compression_threshold=3), gradients, 2).threshold == 3
     with pytest.raises(UserError, match="--compression 2bit: saves nothing among 2048 processes"):
         compression_for(ParallelConfig(compression="2bit"), gradients, 2048)
+
+
+class Twins(AmongProcesses):
+    """Two processes that have the same; this is one of them."""
+
+    size = 2
+
+    def _add(self, arrays):
+        for array in arrays:
+            array *= 2
+
+
+@pytest.mark.parametrize("kind, sums", [("none", [1.5, -3, 0.125]), ("fp16", [1.5, -3, 0.125]), ("2bit", [1, -1, 0])])
+def test_contexts_add_first_and_statistics_are_sent_whole(kind, sums):
+    """Two contexts of two processes; the second array is no gradient, and has more digits than float16."""
+    contexts, statistic = [mx.cpu(0), mx.cpu(1)], 1 + 2.0**-20
+    communicator = Twins()
+    communicator.use(contexts)
+    gradients = [mx.nd.array(values, ctx=ctx) for values, ctx in zip(([0.5, -1, 0.0625], [0.25, -0.5, 0]), contexts)]
+    statistics = [mx.nd.array([value], ctx=ctx) for value, ctx in zip((statistic, 1), contexts)]
+    communicator.compression = compression_for(ParallelConfig(compression=kind), {"w": gradients[0]}, 2)
+    communicator.allreduce([gradients, statistics])
+    assert [copy.asnumpy().tolist() for copy in gradients] == [sums] * 2
+    assert [copy.asscalar() for copy in statistics] == [2 * (statistic + 1)] * 2
 
 
 def test_bytes():

@@ -11,8 +11,6 @@ from mxtrain.parallel import compression
 from mxtrain.parallel.communicator import AmongProcesses
 from mxtrain.parallel.compression import Half, TwoBits, bytes_per_update, compression_for, digits
 from mxtrain.parallel.settings import ParallelConfig
-from mxtrain.train import residuals
-from ranks import among
 
 SHAPES = {"a": (7,), "b": (3, 1, 5), "c": (1,), "d": (4, 2)}  # 31 elements, which no number of digits divides
 
@@ -164,75 +162,3 @@ def test_bytes():
     assert bytes_per_update("fp16", sizes, 2, True) == (2_002_024, 2_002_024)
     assert bytes_per_update("none", sizes, 4, True)[0] == 1.5 * 4_004_048
     assert bytes_per_update("none", sizes, 1, True) == (0, 0)
-
-
-def with_residuals(communicator, threshold=0.5):
-    """A communicator with residuals of rank + 1/8 in the first group and twice that in the second."""
-    gradients = {name: mx.nd.zeros(shape) for name, shape in SHAPES.items()}
-    communicator.compression = TwoBits(gradients, communicator.size, threshold)
-    for number, group in enumerate(communicator.compression.groups, 1):
-        for part in group.parts.values():
-            part[:] = number * (communicator.rank + 0.125)
-    return communicator
-
-
-def parts_of(communicator):
-    return {name: part.asnumpy() for group in communicator.compression.groups for name, part in group.parts.items()}
-
-
-def test_residuals_are_gathered_and_given_back(small_groups, caplog):
-    def function(communicator):
-        saved = residuals.gather(with_residuals(communicator))
-        for group in communicator.compression.groups:
-            group.residual[:] = 9
-        residuals.scatter(communicator, saved)
-        return saved, parts_of(communicator)
-
-    results = among(3, function)
-    saved = results[0][0]
-    assert list(saved) == [f"{rank}/{name}" for rank in range(3) for name in SHAPES]
-    assert results[1][0] == results[2][0] == {}
-    for rank, name in itertools.product(range(3), SHAPES):
-        expected = np.full(SHAPES[name], (1 if name in "ab" else 2) * (rank + 0.125), "float32")
-        for array in (saved[f"{rank}/{name}"], results[rank][1][name]):
-            assert array.dtype == np.float32
-            np.testing.assert_array_equal(array, expected)
-    assert caplog.text == ""
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_residuals_of_another_number_of_processes_are_added(size, caplog):
-    caplog.set_level("INFO", "mxtrain")
-    saved = {f"{rank}/{name}": np.full(shape, rank + 1, "float32")
-             for rank in range(3) for name, shape in SHAPES.items()}
-
-    def function(communicator):
-        communicator.compression = TwoBits({name: mx.nd.zeros(shape) for name, shape in SHAPES.items()}, size, 0.5)
-        residuals.scatter(communicator, saved if communicator.rank == 0 else {})
-        return list(parts_of(communicator).values())
-
-    first, *others = among(size, function)
-    assert all((part == 6).all() for part in first) and not any(part.any() for parts in others for part in parts)
-    assert caplog.text.count(f"in 3 processes are added up in rank 0 of {size}") == 1
-
-
-def test_residuals_that_are_no_longer_wanted(caplog):
-    caplog.set_level("INFO", "mxtrain")
-    assert among(2, lambda c: residuals.scatter(c, {"0/a": np.ones(3)} if c.rank == 0 else {})) == [None, None]
-    assert caplog.text.count("what was not sent yet of the gradients, are dropped") == 1
-    assert among(2, residuals.gather) == [{}, {}]
-    assert among(2, lambda c: residuals.scatter(with_residuals(c), {})) == [None, None]  # a run that had none
-
-
-def test_a_threshold_that_nothing_reaches_is_said(caplog):
-    def function(communicator):
-        with_residuals(communicator, threshold=1e9)
-        residuals.gather(communicator)  # before the first update
-        said = caplog.text
-        communicator.total(np.zeros(1))
-        communicator.compression.pack([mx.nd.ones(shape) for shape in SHAPES.values()])
-        residuals.gather(communicator)
-        return said
-
-    assert among(2, function) == ["", ""]
-    assert caplog.text.count("--compression-threshold 1e+09: no gradient has reached it yet") == 1

@@ -37,7 +37,8 @@ MACHINE = {"gpus", "cpus", "kvstore", "recompute", "audit", "workers", "worker_k
 fingerprint may not have changed.)"""
 
 RENEWABLE = {"lr", "schedule", "warmup_epochs", "decay_epochs", "decay_factor", "poly_power", "final_lr", "epochs",
-             "monitor", "patience", "min_delta", "on_bad_sample", "compression"}
+             "monitor", "patience", "min_delta", "on_bad_sample", "compression",
+             "compression_threshold"}
 """Fields of the run that may be given anew when it goes on."""
 
 
@@ -154,6 +155,8 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
         values["cpus"] = None
     if given.get("schedule", "step") != "step" and "decay_epochs" not in given:
         values["decay_epochs"] = []  # of the schedule that is left
+    if given.get("compression", "2bit") != "2bit" and "compression_threshold" not in given:
+        values["compression_threshold"] = None  # of 2bit
     return values
 
 

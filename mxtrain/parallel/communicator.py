@@ -9,14 +9,14 @@ A communicator has `rank` and `size`, and
     together(function)  runs it everywhere; fails everywhere when it fails somewhere
     barrier(), close()
 
-`InProcess` is that of a single process and the base of the others, which only say how processes add.
+`InProcess` is that of a single process, `AmongProcesses` the base of the others, which only say how processes add.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -30,12 +30,11 @@ class Communicator:
 
     rank = 0
     size = 1
+    compression: Optional[Any] = None
+    """What processes send the first arrays of an `allreduce` as: see parallel.compression."""
 
     def use(self, contexts: Sequence[mx.Context]) -> None:
         """The contexts of this process, in front of the first `allreduce`."""
-
-    def compress(self, kind: str, count: int) -> None:
-        """Has the first `count` arrays of each `allreduce` sent in another form: see ParallelConfig.compression."""
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """Sums over the processes of a float64 array that has the same shape in all. Waits for all."""
@@ -135,6 +134,34 @@ class InProcess(Communicator):
             self._store.init(keys, [mx.nd.zeros(copies[0].shape, dtype=copies[0].dtype) for copies in arrays])
             self._known = True
         self._store.pushpull(keys, list(arrays), out=list(arrays))
+
+
+class AmongProcesses(Communicator):
+    """First the contexts of a process add, in a KVStore; then the processes, on their first contexts, by `_add`."""
+
+    def use(self, contexts: Sequence[mx.Context]) -> None:
+        self._within = InProcess("device", contexts)
+
+    def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
+        """See InProcess. The first arrays, as many as `compression` counts, are sent compressed."""
+        self._within.allreduce(arrays)
+        if self.size == 1:
+            return
+        firsts, compression = [copies[0] for copies in arrays], self.compression
+        if compression is None:
+            self._add(firsts)
+        else:
+            compressed, others = firsts[:compression.count], firsts[compression.count:]
+            packed = compression.pack(compressed)
+            self._add([*packed, *others])
+            compression.unpack(packed, compressed)
+        for first, *others in arrays:
+            for other in others:
+                first.copyto(other)
+
+    def _add(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        """Replaces arrays by their sums over the processes, without waiting."""
+        raise NotImplementedError
 
 
 def connect(world: World, contexts: Sequence[mx.Context] = ()) -> Communicator:

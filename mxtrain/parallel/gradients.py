@@ -63,9 +63,9 @@ class ExactGradients:
         size = sum(weight.size for weight in self._weights)
         self._sum = ExactSum(size, ctx, shards)
         self.parts = self._sum.parts
-        self.arrays = _views(self._sum.total, self._weights)
+        self.arrays = views(self._sum.total, self._weights)
         buffers = [mx.nd.zeros((size,), ctx=ctx) for _ in range(2)]
-        self._free = deque((buffer, _views(buffer, self._weights)) for buffer in buffers)
+        self._free = deque((buffer, views(buffer, self._weights)) for buffer in buffers)
         self._written = deque()
         self._may_leave_out = may_leave_out
 
@@ -106,7 +106,7 @@ def _clear(arrays: Arrays) -> None:
         mx.nd.reset_arrays(*arrays, num_arrays=len(arrays))
 
 
-def _views(flat: mx.nd.NDArray, like: Arrays) -> Arrays:
+def views(flat: mx.nd.NDArray, like: Arrays) -> Arrays:
     """The parts of a vector as arrays of given shapes, sharing its memory."""
     views, start = [], 0
     for array in like:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import Sequence
 
 import mxnet as mx
 import numpy as np
 
 from mxtrain.errors import Elsewhere, UserError
-from mxtrain.parallel.communicator import InProcess
-
+from mxtrain.parallel.communicator import AmongProcesses
 
 _SHUT_DOWN = "Horovod has been shut down"
 
 
-class Horovod(InProcess):
-    """First the contexts of a process add, in a KVStore; then the processes, on their first contexts."""
-
-    _kvstore = "device"
+class Horovod(AmongProcesses):
+    """Sums in rings of the processes' first contexts."""
 
     def __init__(self):
         try:
@@ -27,23 +24,11 @@ class Horovod(InProcess):
                             "make setup HOROVOD=1 builds it") from None
         hvd.init()
         self._hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
-        self._halved = 0
 
-    def compress(self, kind: str, count: int) -> None:
-        self._halved = count if kind == "fp16" else 0
-
-    def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
-        super().allreduce(arrays)
-        if self.size == 1:
-            return
-        for number, (first, *others) in enumerate(arrays):
-            sent = first.astype("float16") if number < self._halved else first
+    def _add(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        for number, array in enumerate(arrays):
             # The last layers' gradients are there first, but the first layers' weights are needed first.
-            self._hvd.allreduce_(sent, average=False, name=f"sum.{number}", priority=-number)
-            if sent is not first:
-                mx.nd.cast(sent, "float32", out=first)
-            for other in others:
-                first.copyto(other)
+            self._hvd.allreduce_(array, average=False, name=f"sum.{number}", priority=-number)
 
     def total(self, values: np.ndarray) -> np.ndarray:
         if self.size == 1 or not values.size:

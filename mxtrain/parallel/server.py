@@ -12,14 +12,14 @@ import mxnet as mx
 import numpy as np
 
 from mxtrain.errors import UserError
-from mxtrain.parallel.communicator import InProcess
+from mxtrain.parallel.communicator import AmongProcesses
 
 _ON_ALL_SERVERS = 1_000_000  # elements from which on MXNet spreads an array over all servers
 _SECONDS_TO_MEET = 60  # the scheduler imports MXNet first, as this process did
 
 
-class ParameterServer(InProcess):
-    """A KVStore adds what all workers push, over their contexts too, and hands out the sum.
+class ParameterServer(AmongProcesses):
+    """A KVStore adds what all workers push, over their contexts too unless it is compressed, and hands out the sum.
 
     kvstore: dist_sync or dist_device_sync. Servers hold sums and nothing else: the workers update the weights.
     """
@@ -35,9 +35,19 @@ class ParameterServer(InProcess):
         self.size = self._store.num_workers
 
     def use(self, contexts: Sequence[mx.Context]) -> None:
+        super().use(contexts)
         self._uses += 1  # arrays of another training have other shapes, and need keys of their own
 
     def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
+        if self.compression is not None:
+            super().allreduce(arrays)
+        else:
+            self._add_copies(arrays)
+
+    def _add(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        self._add_copies([[array] for array in arrays])
+
+    def _add_copies(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
         if arrays:
             self._sum([f"sum.{self._uses}.{number}" for number in range(len(arrays))], list(arrays))
 

@@ -22,8 +22,11 @@ class ParallelConfig:
     """Largest number of samples a context runs at once; sets --shards to ceil(batch size / this)."""
     exact: bool = False
     """Sum gradients exactly: the same bits of every weight on any number of contexts."""
-    compression: Literal["none", "fp16"] = "none"
-    """What Horovod sends gradients as: float32, or float16, half as much; their sums are then rounded to 11 bits."""
+    compression: Literal["none", "fp16", "2bit"] = "none"
+    """What processes send each other of gradients: all; fp16, half of it, sums are then rounded to 11 bits; or 2bit, a
+    tenth of it among two processes: which of them have reached a threshold, the rest is kept for later updates."""
+    compression_threshold: Optional[float] = None
+    """The threshold of 2bit, for a gradient summed over the samples of a process; default: 0.5."""
     audit: Optional[float] = None
     """Compare the weights of all contexts and processes every so many updates, and before every checkpoint. A fraction,
     with --exact: in this share of the updates; and run one of their shards again elsewhere, to compare its gradient."""
@@ -41,10 +44,22 @@ class ParallelConfig:
             raise UserError(f"--shards {self.shards}: exact sums hold for up to 1024 shards")
         if self.exact and self.compression != "none":
             raise UserError(f"--compression {self.compression}: rounds sums, which --exact must not; leave one out")
+        self._check_threshold()
         self._check_audit()
         self.recompute = str(self.recompute)
         if self.recompute not in ("none", "blocks") and not re.fullmatch("[1-9][0-9]*", self.recompute):
             raise UserError(f"--recompute {self.recompute}: must be none, blocks or a number of segments from 1 on")
+
+    def _check_threshold(self):
+        if self.compression == "2bit" and self.compression_threshold is None:
+            self.compression_threshold = 0.5
+        if self.compression_threshold is None:
+            return
+        given = f"--compression-threshold {self.compression_threshold:g}"
+        if self.compression != "2bit":
+            raise UserError(f"{given}: has no effect with --compression {self.compression}; it is for 2bit")
+        if not 1e-30 <= self.compression_threshold <= 1e30:
+            raise UserError(f"{given}: must be above 0, from 1e-30 to 1e30")
 
     def _check_audit(self):
         if self.audit is None:
@@ -59,10 +74,9 @@ class ParallelConfig:
 def refuse_without_effect(config: ParallelConfig, around: World, contexts: int) -> None:
     """Raises UserError for what does nothing, or cannot be done, among these processes with so many contexts each."""
     alone = not around.several and contexts == 1
-    if config.compression != "none" and around.kvstore != "horovod":
-        raise UserError(f"--compression {config.compression}: " + (
-            "has no effect with one process and one context" if alone else
-            f"is for the sums of Horovod, and these are made by --kvstore {around.kvstore}") + "; say none")
+    if config.compression != "none" and not around.several:
+        raise UserError(f"--compression {config.compression}: is for what processes send each other, and has no effect "
+                        f"in a single one (--kvstore {around.kvstore}); say none")
     if (config.audit or 0) >= 1 and alone:
         raise UserError(f"--audit {config.audit:g}: has no effect with one process and one context, whose weights have "
                         "none to be compared with; leave it out, or say null where the run has it")

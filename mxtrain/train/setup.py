@@ -19,6 +19,7 @@ from mxtrain.models import weights
 from mxtrain.optim.optimizer import Optimizer, without_effect
 from mxtrain.optim.schedules import learning_rate
 from mxtrain.parallel.communicator import InProcess
+from mxtrain.parallel.compression import compression_for
 from mxtrain.parallel.layout import Layout, assigned, part_of
 from mxtrain.parallel.settings import idle_flags, number_of_shards
 from mxtrain.parallel.statistics import moving_layers
@@ -71,7 +72,9 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     known = (*evaluation_head.names, *(scores().names if scores else ())) if val_data is not None else head.names
     if monitor.name not in ("auto", *known):
         raise UserError(f"--monitor {monitor.name}: no such value; allowed are auto, {', '.join(known)}")
-    communicator.compress(settings.parallel.compression, len(layout.parameters))
+    communicator.compression = compression_for(
+        settings.parallel, {names[id(p)]: gradient for p, gradient in zip(layout.parameters, layout.gradients[0])},
+        communicator.size)
     audit = Audit(settings.parallel.audit, settings.train.seed, layout, communicator, parameters)
     return Run(contexts=contexts, parameters=parameters, layout=layout, audit=audit, communicator=communicator,
                optimizer=optimizer,

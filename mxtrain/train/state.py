@@ -11,7 +11,10 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from mxtrain.errors import UserError
+from mxtrain.train import residuals
 from mxtrain.train.checkpoint import Checkpoint
+
+_RESIDUAL = "residual/"
 
 
 @dataclass
@@ -46,26 +49,29 @@ class State:
 
 
 def snapshot(run) -> tuple:
-    """(arrays, state) of a checkpoint of a run."""
+    """(arrays, state) of a checkpoint of a run. All processes call it at the same time."""
     arrays = {f"weights/{name}": p.data(run.contexts[0]).asnumpy() for name, p in run.parameters.items()}
     arrays.update({f"optimizer/{name}": array for name, array in run.optimizer.state_arrays().items()})
+    arrays.update({f"{_RESIDUAL}{name}": array for name, array in residuals.gather(run.communicator).items()})
     run.state.totals = run.meter.totals.state()
     state = {"position": asdict(run.state), "monitor": run.monitor.state(), "data": run.data_fingerprint}
     return arrays, state
 
 
 def distribute(communicator, checkpoint: Optional[Checkpoint]) -> Checkpoint:
-    """The checkpoint that rank 0 has read, in all processes."""
+    """The checkpoint that rank 0 has read, in all processes; the residuals, which are for one each, in rank 0 alone."""
     if communicator.size == 1:
         return checkpoint
     first = communicator.rank == 0
     path, state, kinds = communicator.share(first and [
         str(checkpoint.path), checkpoint.state,
-        [(name, array.shape, array.dtype.name) for name, array in checkpoint.arrays.items()]])
+        [(name, array.shape, array.dtype.name) for name, array in checkpoint.arrays.items()
+         if not name.startswith(_RESIDUAL)]])
     arrays = {name: mx.nd.array(checkpoint.arrays[name], dtype=kind) if first else mx.nd.zeros(shape, dtype=kind)
               for name, shape, kind in kinds}
     communicator.broadcast(list(arrays.values()))
-    return Checkpoint(Path(path), {name: array.asnumpy() for name, array in arrays.items()}, state)
+    kept = {name: array for name, array in checkpoint.arrays.items() if name.startswith(_RESIDUAL)} if first else {}
+    return Checkpoint(Path(path), {**kept, **{name: array.asnumpy() for name, array in arrays.items()}}, state)
 
 
 def restore(run, checkpoint) -> None:
@@ -76,6 +82,7 @@ def restore(run, checkpoint) -> None:
                         f"{str(saved['data'])[:12]}, now {str(run.data_fingerprint)[:12]})")
     load_weights(run.parameters, checkpoint)
     run.optimizer.load_state_arrays(_below("optimizer/", checkpoint.arrays))
+    residuals.scatter(run.communicator, _below(_RESIDUAL, checkpoint.arrays))
     for name, value in saved["position"].items():
         setattr(run.state, name, value)
     run.monitor.load(saved["monitor"])

@@ -12,9 +12,16 @@ SERVERS = World("dist_sync", 2, 0, 2)
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--compression", "1bit"], "--compression 1bit: must be one of none, fp16"),
-    (["--compression", "2bit"], "--compression 2bit: must be one of none, fp16"),
+    (["--compression", "1bit"], "--compression 1bit: must be one of none, fp16, 2bit"),
     (["--compression", "fp16", "--exact"], "--compression fp16: .*--exact"),
+    (["--compression", "2bit", "--exact"], "--compression 2bit: .*--exact"),
+    (["--compression-threshold", "0.5"], "--compression-threshold 0.5: has no effect with --compression none"),
+    (["--compression-threshold", "1", "--compression", "fp16"], "--compression-threshold 1: has no effect .* fp16"),
+    (["--compression-threshold", "0", "--compression", "2bit"], "--compression-threshold 0: must be above 0"),
+    (["--compression-threshold", "-0.5", "--compression", "2bit"], "--compression-threshold -0.5: must be above 0"),
+    (["--compression-threshold", "1e99", "--compression", "2bit"], "--compression-threshold 1e.99: must be .* to 1e30"),
+    (["--compression-threshold", "half", "--compression", "2bit"], "--compression-threshold half: must be a number"),
+    (["--kvstore", "nonsense"], "--kvstore nonsense: must be one of none, local"),
     (["--audit", "often"], "--audit often: must be a number"), (["--audit", "0"], "--audit 0: must be a whole number"),
     (["--audit", "2.5", "--exact"], "--audit 2.5: must be a whole number"), (["--audit", "0.1"], "--audit 0.1: .*--exact")])
 def test_what_cannot_be(flags, words):
@@ -22,14 +29,14 @@ def test_what_cannot_be(flags, words):
         config.build(config.parse(flags).given)
 
 
-@pytest.mark.parametrize("around, contexts, words", [
-    (World("device"), 1, "has no effect with one process and one context"), (World("none"), 1, "has no effect"),
-    (World("device"), 2, "for the sums of Horovod, .*--kvstore device"), (World("local"), 3, "--kvstore local"),
-    (SERVERS, 1, "--kvstore dist_sync"), (World("dist_device_sync", 2), 2, "--kvstore dist_device_sync")])
-def test_compression_is_for_horovod(around, contexts, words):
-    with pytest.raises(UserError, match=words):
-        refuse_without_effect(ParallelConfig(compression="fp16"), around, contexts)
-    refuse_without_effect(ParallelConfig(), around, contexts)
+@pytest.mark.parametrize("kind", ["fp16", "2bit"])
+@pytest.mark.parametrize("kvstore, contexts", [("device", 1), ("none", 1), ("device", 2), ("local", 3), ("nccl", 2)])
+def test_compression_is_for_several_processes(kvstore, contexts, kind):
+    with pytest.raises(UserError, match=f"--compression {kind}: .* in a single one .--kvstore {kvstore}.; say none"):
+        refuse_without_effect(ParallelConfig(compression=kind), World(kvstore), contexts)
+    refuse_without_effect(ParallelConfig(), World(kvstore), contexts)
+    for around in (HOROVOD, SERVERS, World("dist_device_sync", 2)):
+        refuse_without_effect(ParallelConfig(compression=kind), around, contexts)
 
 
 def test_what_compares_needs_a_second():
@@ -38,13 +45,12 @@ def test_what_compares_needs_a_second():
     for around, contexts in ((World("device"), 2), (SERVERS, 1), (HOROVOD, 2)):
         refuse_without_effect(ParallelConfig(audit=10), around, contexts)
     refuse_without_effect(ParallelConfig(audit=0.1, exact=True), World("device"), 1)  # the same context runs it again
-    refuse_without_effect(ParallelConfig(compression="fp16"), HOROVOD, 2)
 
 
 def test_a_launch_that_has_shrunk_goes_on_and_says_so():
     settings = ParallelConfig(compression="fp16", audit=10)
-    alone = HOROVOD._replace(size=1)
-    refuse_without_effect(settings, alone, 1)
+    for around in (HOROVOD, SERVERS):
+        refuse_without_effect(settings, around._replace(size=1), 1)
     assert [line.split(":")[0] for line in idle_flags(settings, 1, 1)] == ["--compression fp16", "--audit 10"]
     assert idle_flags(settings, 1, 2) == [] and len(idle_flags(settings, 2, 1)) == 1
 
@@ -52,3 +58,16 @@ def test_a_launch_that_has_shrunk_goes_on_and_says_so():
 def test_on_resume():
     saved = config.flatten(config.build({"audit": 10, "compression": "fp16"}))
     assert config.resume_values(saved, config.parse(["--audit", "null", "--compression", "none"]).given)["audit"] is None
+
+
+def test_the_threshold_on_resume():
+    """It goes with the compression that it is for."""
+    saved = config.flatten(config.build({"compression": "2bit"}))
+    assert saved["compression_threshold"] == 0.5
+    for given, expected in (([], 0.5), (["--compression-threshold", "2"], 2), (["--compression", "none"], None),
+                            (["--compression", "2bit"], 0.5)):
+        values = config.resume_values(saved, config.parse(given).given)
+        assert config.build(values).parallel.compression_threshold == expected
+    given = config.parse(["--compression", "fp16", "--compression-threshold", "2"]).given
+    with pytest.raises(UserError, match="--compression-threshold 2: has no effect with --compression fp16"):
+        config.build(config.resume_values(saved, given))

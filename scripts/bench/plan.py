@@ -9,7 +9,8 @@
 Its assumptions, all of which can be changed by flags:
 
 - Every GPU has a batch of its own, and a step computes FLOPs per sample x batch / (peak TFLOP/s x utilization).
-- An update sums 4 bytes per parameter (fp16: 2; 2bit: 1/4 of a byte towards servers, 4 back).
+- An update sums 4 bytes per parameter (fp16: 2; 2bit: what mxtrain packs, which grows with the number of processes, one
+  per GPU in the ring and one per host with servers: 0.4 for 2, 0.8 for 8, 2 for 1,024).
 - ring: one ring through all GPUs, in which every GPU sends 2(n-1)/n of the bytes in 2(n-1) messages, one after the
   other, for each group of gradients that is summed at once. The slowest link sets the pace: the network between hosts,
   of which a host has --inter-gbytes in each direction for all its GPUs, once there is more than one host.
@@ -33,10 +34,7 @@ import math
 from dataclasses import dataclass
 from typing import Dict, List, Optional
 
-BYTES = {"none": (4.0, 4.0), "fp16": (2.0, 2.0), "2bit": (0.25, 4.0)}
-"""Per parameter and compression: sent by whoever has gradients, and what comes back as a sum."""
-
-
+COMPRESSIONS = ("none", "fp16", "2bit")
 _GOOD = 0.9  # efficiency from which on computing is the limit
 
 
@@ -143,9 +141,16 @@ class Parts:
         return Parts(**{**self.__dict__, name: 0.0})
 
 
+def bytes_per_parameter(compression: str, processes: int) -> float:
+    """What is sent of each gradient, and comes back as a sum."""
+    if compression == "2bit":  # as many digits to this base as a float32 holds: see mxtrain.parallel.compression
+        return 4 / max(1, math.floor(24 / math.log2(2 * processes + 1)))
+    return {"none": 4.0, "fp16": 2.0}[compression]
+
+
 def ring(network: Network, cluster: Cluster, gpus: int, compression: str = "none") -> Parts:
     """One ring through all GPUs."""
-    size = network.parameters * BYTES[compression][0]
+    size = network.parameters * bytes_per_parameter(compression, gpus)
     groups = _groups(network, cluster)
     seconds = 2 * (gpus - 1) / gpus * size / (cluster.intra if _hosts(cluster, gpus) == 1 else
                                              min(cluster.inter, cluster.intra))
@@ -161,10 +166,10 @@ def servers(network: Network, cluster: Cluster, gpus: int, compression: str = "n
     hosts = _hosts(cluster, gpus)
     count = count or hosts
     inside = min(cluster.gpus_per_host, gpus)
-    size, groups = network.parameters * BYTES["none"][0], _groups(network, cluster)
-    pushed, pulled = (network.parameters * per_parameter for per_parameter in BYTES[compression])
-    intra = 2 * (inside - 1) / inside * size / cluster.intra
-    worker, server = (max(pushed, pulled) * share / cluster.inter for share in (1, hosts / count))
+    groups = _groups(network, cluster)
+    intra = 2 * (inside - 1) / inside * 4 * network.parameters / cluster.intra
+    pushed = network.parameters * bytes_per_parameter(compression, hosts)
+    worker, server = (pushed * share / cluster.inter for share in (1, hosts / count))
     messages = 2 * (inside - 1) + 2  # of the ring within the host, to the server and back
     return Parts(network.compute(cluster.teraflops), intra, worker, max(server - worker, 0.0),
                  groups * messages * cluster.latency, groups, cluster.overlap)
@@ -175,23 +180,22 @@ def _hosts(cluster: Cluster, gpus: int) -> int:
 
 
 def _groups(network: Network, cluster: Cluster) -> int:
-    return max(1, math.ceil(network.parameters * BYTES["none"][0] / cluster.group))
+    return max(1, math.ceil(4 * network.parameters / cluster.group))
 
 
 def predict(network: Network, cluster: Cluster, gpus: int, way: str, compression: str = "none",
             count: Optional[int] = None) -> Dict:
     """One row: seconds, bytes, speed and limit of a way to sum ("ring" or "servers")."""
     hosts = _hosts(cluster, gpus)
-    pushed, pulled = (network.parameters * per_parameter for per_parameter in BYTES[compression])
     if way == "ring":
         parts = ring(network, cluster, gpus, compression)
-        bytes_sent = 2 * (gpus - 1) / gpus * pushed
+        bytes_sent = 2 * (gpus - 1) / gpus * network.parameters * bytes_per_parameter(compression, gpus)
     else:
         parts = servers(network, cluster, gpus, compression, count)
-        bytes_sent = pushed
+        bytes_sent = network.parameters * bytes_per_parameter(compression, hosts)
     return {"network": network.name, "gpus": gpus, "hosts": hosts, "way": way, "compression": compression,
             "servers": (count or hosts) if way == "servers" else 0,
-            "bytes_sent_per_update": bytes_sent, "bytes_back_per_update": bytes_sent if way == "ring" else pulled,
+            "bytes_sent_per_update": bytes_sent,
             "compute_seconds": parts.compute, "reduction_seconds": parts.reduction,
             "visible_reduction_seconds": parts.visible, "step_seconds": parts.step,
             "samples_per_second": network.batch * gpus / parts.step, "efficiency": parts.compute / parts.step,
@@ -203,8 +207,7 @@ def main(argv: Optional[List[str]] = None) -> None:
     cluster = Cluster(options.gpus_per_host, options.intra_gbytes * 1e9, options.inter_gbytes * 1e9,
                       options.latency_us * 1e-6, options.tflops, options.overlap, options.group_mbytes * 1e6)
     networks = [_changed(NETWORKS.get(name), options) for name in options.network]
-    ways = [("ring", compression) for compression in options.compression if compression != "2bit"]
-    ways += [("servers", compression) for compression in options.compression if compression != "fp16"]
+    ways = [(way, compression) for way in ("ring", "servers") for compression in options.compression]
     rows = [predict(network, cluster, gpus, way, compression, options.servers)
             for network in networks for gpus in options.gpus for way, compression in ways]
     if options.json:
@@ -270,8 +273,7 @@ def _options(argv):
     parser.add_argument("--group-mbytes", type=_positive, default=Cluster.group / 1e6, metavar="MB",
                         help="of gradients that are summed at once (default: %(default)g)")
     parser.add_argument("--servers", type=_count, help="parameter servers (default: as many as hosts)")
-    parser.add_argument("--compression", nargs="+", choices=BYTES, default=["none", "fp16"],
-                        help="fp16: rings only; 2bit: servers only")
+    parser.add_argument("--compression", nargs="+", choices=COMPRESSIONS, default=["none", "fp16"])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     own = ("parameters", "gflops", "batch", "utilization", "step_seconds")

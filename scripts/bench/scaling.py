@@ -13,6 +13,8 @@ is done. In each round each has its turn, in another order.
     apart     two such, which never talk: the ceiling of this machine
     horovod   mxtrain in two processes over Horovod
     server    mxtrain in two processes over one parameter server (dist_sync), a third process on the same cores
+    horovod-fp16, horovod-2bit, server-fp16, server-2bit
+              the same with --compression; only when named by --only
     trainer   Horovod's DistributedTrainer in two processes, in a loop as its users write it
     ddp       PyTorch's DistributedDataParallel over Gloo in two processes; needs --torch-python, the interpreter of an
               environment with PyTorch
@@ -21,13 +23,16 @@ is done. In each round each has its turn, in another order.
 step over that of `apart`: what the sum and waiting for each other add to it. Ratios and differences are medians over
 the rounds of those within a round, since a busy machine slows a whole round; they mean little while others use the
 machine, or where there are fewer cores than processes. `CPU a step` is what all threads of a training process use: it
-is less disturbed by others, but does not see waiting. Bytes are computed from the number of parameters, not measured.
+is less disturbed by others, but does not see waiting. `MB sent` is what went over the loopback device in a step, from
+one of two processes to another: half of it is what each of two has sent over Horovod; over a parameter server a quarter
+is what each worker has sent to it, and as much came back.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -59,7 +64,9 @@ def main() -> None:
               "cpu_seconds_per_step": {name: statistics.median(seconds(said, "cpu_seconds") for said in turns)
                                        for name, turns in found.items()},
               **compare(found, options),
-              "computed_bytes_sent_per_update": bytes_sent(parameters, 2), "parameters": parameters,
+              "bytes_per_step": {name: statistics.median(max(one["bytes"] for one in said) for said in turns)
+                                 for name, turns in found.items()},
+              "parameters": parameters,
               "load_before": options.load,
               "failed_turns": failed}
     if options.json:
@@ -67,20 +74,18 @@ def main() -> None:
         return
     print(f"{options.model}, {options.image_size}x{options.image_size}, {options.batch_size} images a process and "
           f"step, median of {options.rounds} rounds; load before: {options.load:.2f}")
-    print(f"{'':10}{'images/s':>10}{'from':>9}{'to':>9}{'of 2 x one':>12}{'of apart':>10}"
-          f"{'not hidden':>12}{'CPU a step':>12}")
+    print(f"{'':13}{'images/s':>9}{'from':>9}{'to':>9}{'of 2 x one':>12}{'of apart':>10}"
+          f"{'not hidden':>12}{'CPU a step':>12}{'MB sent':>9}")
     for name, turns in found.items():
         rates = [images(turn, options) for turn in turns]
         shares = "".join(f"{100 * output[key][name]:{width - 1}.1f}%" if name in output.get(key, {}) else " " * width
                          for key, width in (("of_twice_one", 12), ("of_apart", 10)))
         late, used = output["seconds_not_hidden"].get(name), output["cpu_seconds_per_step"][name]
-        print(f"{name:10}{statistics.median(rates):10.2f}{min(rates):9.2f}{max(rates):9.2f}{shares}"
-              + (" " * 12 if late is None else f"{1000 * late:9.0f} ms") + f"{1000 * used:9.0f} ms")
+        print(f"{name:13}{statistics.median(rates):9.2f}{min(rates):9.2f}{max(rates):9.2f}{shares}"
+              + (" " * 12 if late is None else f"{1000 * late:9.0f} ms") + f"{1000 * used:9.0f} ms"
+              + f"{output['bytes_per_step'][name] / 1e6:9.2f}")
     for name, count in failed.items():
         print(f"{name} failed {count} times, and was run again")
-    print(f"bytes sent per update, computed from {parameters:,} parameters")
-    for name, count in output["computed_bytes_sent_per_update"].items():
-        print(f"  {name:44}{count / 1e6:9.2f} MB")
 
 
 def _options():
@@ -100,13 +105,14 @@ def _options():
     parser.add_argument("--rank", type=int, default=int(os.environ.get("MXTRAIN_RANK", 0)), help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--kvstore", help=argparse.SUPPRESS)
+    parser.add_argument("--compression", default="none", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     for name, least in (("image_size", 32), ("batch_size", 1), ("warm_up", 1), ("steps", 1), ("rounds", 1)):
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least {least}")
     if options.only is None:
-        options.only = [name for name in COMPETITORS if name != "ddp" or options.torch_python]
+        options.only = [name for name in COMPETITORS if "-" not in name and (name != "ddp" or options.torch_python)]
     elif "ddp" in options.only and not options.torch_python:
         parser.error("--only ddp: needs --torch-python")
     options.load = os.getloadavg()[0]
@@ -193,13 +199,15 @@ def apart(options, given):
     return [(_python(options, "--worker=mxtrain", f"--rank={rank}", *given, "--size=2"), {}) for rank in (0, 1)], 2
 
 
-def over_horovod(options, given):
-    program = _python(options, "--worker=mxtrain", "--kvstore=horovod", "--size=2", *given)
+def over_horovod(options, given, compression="none"):
+    program = _python(options, "--worker=mxtrain", "--kvstore=horovod", f"--compression={compression}", "--size=2",
+                      *given)
     return [([*LAUNCH, "--transport", "horovod", "-n", "2", "--", *program], {})], 2
 
 
-def over_server(options, given):
-    program = _python(options, "--worker=mxtrain", "--kvstore=dist_sync", "--size=2", *given)
+def over_server(options, given, compression="none"):
+    program = _python(options, "--worker=mxtrain", "--kvstore=dist_sync", f"--compression={compression}", "--size=2",
+                      *given)
     return [([*LAUNCH, "-n", "2", "-s", "1", "--", *program], {})], 2
 
 
@@ -218,7 +226,9 @@ def ddp(options, given):
 
 
 COMPETITORS = {"one": one, "apart": apart, "horovod": over_horovod, "server": over_server,
-               "trainer": distributed_trainer, "ddp": ddp}
+               "trainer": distributed_trainer, "ddp": ddp,
+               **{f"{name}-{kind}": functools.partial(over, compression=kind)
+                  for name, over in (("horovod", over_horovod), ("server", over_server)) for kind in ("fp16", "2bit")}}
 
 
 def seconds(said, kind="seconds") -> float:
@@ -246,14 +256,6 @@ def compare(found, options):
                                    for name in talking} if "apart" in found else {}}
 
 
-def bytes_sent(parameters: int, processes: int):
-    """By each process for the gradients of an update: computed."""
-    return {"none, ring of Horovod or DDP": 2 * (processes - 1) / processes * 4 * parameters,
-            "fp16, ring": 2 * (processes - 1) / processes * 2 * parameters,
-            "none, worker to servers": 4 * parameters, "2bit, worker to servers": parameters / 4,
-            "none or 2bit, servers back to a worker": 4 * parameters}
-
-
 # What follows runs in the processes that are measured.
 
 class Clock:
@@ -270,17 +272,24 @@ class Clock:
             (folder / f"ready.{rank}").touch()
             while len(list(folder.glob("ready.*"))) < size:
                 time.sleep(0.002)
-            self._began, self._used = time.perf_counter(), time.process_time()
+            self._began, self._used, self._sent = time.perf_counter(), time.process_time(), loopback_bytes()
         self._number += 1
 
     def stop(self) -> None:
         self._finish()
         self.seconds = (time.perf_counter() - self._began) / self._options.steps
         self.cpu_seconds = (time.process_time() - self._used) / self._options.steps  # of all threads
+        self.bytes = (loopback_bytes() - self._sent) / self._options.steps
 
     def report(self, parameters: int) -> None:
-        said = {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds, "parameters": parameters}
+        said = {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds, "bytes": self.bytes, "parameters": parameters}
         (self._options.folder / f"report.{self._options.rank}").write_text(json.dumps(said))
+
+
+def loopback_bytes() -> int:
+    """Sent over the loopback device since the machine was started, by everybody."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith("lo:"))
 
 
 def mxtrain_process(options) -> None:
@@ -308,7 +317,7 @@ def mxtrain_process(options) -> None:
 
     batches = Batches()
     mxtrain.fit(net, batches, kvstore=options.kvstore or "auto", schedule="constant", lr=RATE, momentum=MOMENTUM,
-                weight_decay=DECAY)
+                weight_decay=DECAY, compression=options.compression)
     batches.clock.report(size_of(net))
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mxtrain.parallel.compression import digits
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "plan.py"
 
 
@@ -60,8 +62,14 @@ def test_latency_counts_each_message_of_each_group():
 def test_bytes_of_each_compression():
     assert plan.predict(NETWORK, CLUSTER, 8, "ring")["bytes_sent_per_update"] == 2 * 7 / 8 * 1000
     assert plan.predict(NETWORK, CLUSTER, 8, "ring", "fp16")["bytes_sent_per_update"] == 2 * 7 / 8 * 500
-    row = plan.predict(NETWORK, CLUSTER, 8, "servers", "2bit")
-    assert (row["bytes_sent_per_update"], row["bytes_back_per_update"]) == (62.5, 1000)
+    # Two hosts: 10 digits to the base 5 are less than 2**24; eight GPUs: 5 to the base 17.
+    assert plan.predict(NETWORK, CLUSTER, 8, "servers", "2bit")["bytes_sent_per_update"] == 250 * 4 / 10
+    assert plan.predict(NETWORK, CLUSTER, 8, "ring", "2bit")["bytes_sent_per_update"] == 2 * 7 / 8 * 250 * 4 / 5
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8, 20, 64, 1024, 5000])
+def test_2bit_is_what_mxtrain_packs(processes):
+    assert plan.bytes_per_parameter("2bit", processes) == 4 / digits(processes)
 
 
 @pytest.mark.parametrize("count, seconds", [

@@ -30,9 +30,9 @@ from mxtrain.train.settings import TrainConfig
 SECTIONS = {"train": TrainConfig, "data": DataConfig, "text": TextConfig, "model": ModelConfig, "optim": OptimConfig,
             "parallel": ParallelConfig, "devices": DeviceConfig}
 
-MACHINE = {"gpus", "cpus", "kvstore", "staleness", "recompute", "audit", "workers", "worker_kind", "out", "resume", "checkpoint_updates",
-           "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root", "data", "data_root",
-           "val"}
+MACHINE = {"gpus", "cpus", "kvstore", "staleness", "recompute", "audit", "workers", "worker_kind", "out", "resume",
+           "checkpoint_updates", "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root",
+           "data", "data_root", "val"}
 """Fields that may differ at every start and must not change the result. (Data may have moved; their
 fingerprint may not have changed.)"""
 

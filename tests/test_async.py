@@ -12,7 +12,7 @@ import pytest
 
 from launching import SCRIPT as LAUNCH
 from launching import TOKEN, processes, variables_of, wait_for
-from trainings import SCRIPT, arrays, assert_close, idx_folder, metrics
+from trainings import QUIET, SCRIPT, arrays, assert_close, idx_folder, metrics
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -33,7 +33,7 @@ class Network(HybridBlock):
 def net(classes):
     return Network(classes)
 """
-FLAGS = ["--data", "data", "--model", "network:net", "--batch-size", 10, "--no-plots", "--no-tensorboard", "--no-progress"]
+FLAGS = ["--data", "data", "--model", "network:net", "--batch-size", 10, *QUIET]
 
 # What MXNet's servers have to be: they take one push at a time and show it whole, keep float64, and any size.
 EXCHANGE = """
@@ -69,6 +69,17 @@ for number in range(300):
 while told:
     told.popleft()()
 c.barrier()
+
+from mxnet import gluon
+random.seed(rank)
+x = np.random.RandomState(0).normal(size=(50, 4)).astype("float32")
+data = gluon.data.ArrayDataset(x, (x[:, 0] > 0).astype("float32"))
+for units in (2, 3):  # another training, by the same processes and servers
+    net = gluon.nn.Dense(units)
+    done = mxtrain.fit(net, data, data, kvstore="dist_async", batch_size=10, epochs=4, lr=0.1)
+    assert [row["samples"] for row in done.rows] == [50] * 8 and done.rows[-1]["accuracy"] > 0.8
+    weight = net.weight.data().asnumpy().astype("float64")
+    assert (c.total(weight) == size * weight).all()
 if rank == 0:
     print("all sums are right")
 c.close()
@@ -84,7 +95,8 @@ def place(tmp_path_factory):
 
 
 def launch(workers, servers, program, *flags, ours=()):
-    return list(map(str, [sys.executable, LAUNCH, "-n", workers, "-s", servers, *ours, "--", sys.executable, program, *flags]))
+    words = [sys.executable, LAUNCH, "-n", workers, "-s", servers, *ours, "--", sys.executable, program, *flags]
+    return [str(word) for word in words]
 
 
 def run(place, command, code=0):
@@ -111,8 +123,8 @@ def test_sums_on_servers_that_know_none(place, tmp_path):
 
 def test_one_worker_ends_with_the_weights_of_no_server(place, tmp_path):
     """Momentum, decay, clipping and schedule, on two contexts: law 1's bound for sums of float32."""
-    flags = [*FLAGS, "--epochs", 3, "--cpus", 2, "--lr", 0.05, "--clip-norm", 0.5, "--weight-decay", 0.01, "--warmup-epochs", 1,
-             "--shards", 4, "--out"]
+    flags = [*FLAGS, "--epochs", 3, "--cpus", 2, "--lr", 0.05, "--clip-norm", 0.5, "--weight-decay", 0.01,
+             "--warmup-epochs", 1, "--shards", 4, "--out"]
     run(place, launch(1, 2, SCRIPT, *flags, tmp_path / "run", "--kvstore", "dist_async", "--staleness", 0))
     run(place, [sys.executable, SCRIPT, *flags, tmp_path / "alone"])
     weights = {name: array for name, array in arrays(tmp_path / "alone").items() if name.startswith("weights/")}
@@ -121,13 +133,13 @@ def test_one_worker_ends_with_the_weights_of_no_server(place, tmp_path):
 
 def test_it_learns_stops_and_goes_on(place, tmp_path):
     out = tmp_path / "run"
-    flags = [*FLAGS, "--epochs", 400, "--lr", 0.01, "--schedule", "constant", "--warmup-epochs", 1, "--out", out, "--kvstore",
-             "dist_async"]
-    process = begin(place, launch(2, 2, SCRIPT, *flags), out, 10)
+    flags = [*FLAGS, "--epochs", 400, "--lr", 0.01, "--schedule", "constant", "--warmup-epochs", 1, "--out", out,
+             "--kvstore", "dist_async"]
+    process = begin(place, launch(2, 2, SCRIPT, *flags), out, 12)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, said
-    assert "lack 10 updates of other processes" in said and said.count("stopped after update") == 1
+    assert "lack up to 10 updates of other processes" in said and said.count("stopped after update") == 1
     assert "Traceback" not in said
 
     epochs = int(metrics(out)[-1]["epoch"]) + 1
@@ -137,9 +149,9 @@ def test_it_learns_stops_and_goes_on(place, tmp_path):
     rows = metrics(out)
     assert [(row["epoch"], row["split"], row["samples"]) for row in rows] == [
         (str(epoch), *part) for epoch in range(1, epochs + 1) for part in (("train", "97"), ("val", "23"))]
-    assert float(rows[-1]["loss"]) < 0.1 < 0.5 < float(rows[0]["loss"])
-    done = run(place, [sys.executable, SCRIPT.with_name("evaluate.py"), "--run", out, "--checkpoint", "latest", "--data", "data",
-                       "--json"])
+    assert float(rows[-1]["loss"]) < 0.3 < 0.5 < float(rows[0]["loss"])
+    done = run(place, [sys.executable, SCRIPT.with_name("evaluate.py"), "--run", out, "--checkpoint", "latest",
+                       "--data", "data", "--json"])
     alone = json.loads(done.stdout.splitlines()[-1])
     assert alone["accuracy"] == float(rows[-1]["accuracy"])
     assert abs(alone["loss"] - float(rows[-1]["loss"])) < 1e-6

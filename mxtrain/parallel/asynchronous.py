@@ -133,7 +133,7 @@ class OnServers:
         self._buffers = [mx.nd.zeros((stop - start + 1,), ctx=contexts[0]) for _, start, stop in self._pieces]
         self._first, self._updates = None, 0
         _log.info("dist_async: servers update at every push, so that the result depends on timing; a gradient may come "
-                  "from weights that lack %d updates of other processes; optimizer states are not saved",
+                  "from weights that lack up to %d updates of other processes; optimizer states are not saved",
                   missing_updates(communicator.ahead, communicator.size))
 
     def begin(self) -> None:

@@ -65,7 +65,7 @@ def refuse_without_effect(config: ParallelConfig, around: World, contexts: int) 
     """Raises UserError for what does nothing, or cannot be done, among these processes with so many contexts each."""
     alone = not around.several and contexts == 1
     if around.kvstore == "dist_async":
-        for name, value in (("--exact", config.exact), (f"--audit {config.audit}", config.audit)):
+        for name, value in (("--exact", config.exact), (f"--audit {config.audit or 0:g}", config.audit)):
             if value:
                 raise UserError(f"{name}: --kvstore dist_async cannot, since its processes have other weights at the "
                                 "same time, and never the same twice; use dist_sync or horovod")

@@ -73,7 +73,8 @@ def among(monkeypatch):
     monkeypatch.setattr(server, "_meet_scheduler", lambda: None)
     monkeypatch.setattr(Asynchronous, "_wait_at_the_end", lambda *_: None)
     here = threading.local()
-    monkeypatch.setattr(mx.kv, "create", lambda name, create=mx.kv.create: here.store if name == "dist_async" else create(name))
+    create = mx.kv.create
+    monkeypatch.setattr(mx.kv, "create", lambda name: here.store if name == "dist_async" else create(name))
 
     def among(count, function):
         servers, results = Servers(count), [None] * count
@@ -131,11 +132,12 @@ def test_sums_are_those_of_all(among, monkeypatch, bound):
 
 def test_what_is_made_of_sums(among):
     def function(communicator):
-        arrays = [mx.nd.array([[0.0, -0.0, 1.1 + communicator.rank]]), mx.nd.array([7 - communicator.rank], dtype="int64")]
+        rank = communicator.rank
+        arrays = [mx.nd.array([[0.0, -0.0, 1.1 + rank]]), mx.nd.array([7 - rank], dtype="int64")]
         communicator.broadcast(arrays)
         assert np.signbit(arrays[0].asnumpy()).tolist() == [[False, True, False]]
         communicator.barrier()
-        return communicator.share({"a": communicator.rank}), [array.asnumpy().tolist() for array in arrays]
+        return communicator.share({"a": rank}), [array.asnumpy().tolist() for array in arrays]
 
     expected = mx.nd.array([1.1]).asscalar()
     assert whole(among(3, function)) == [({"a": 0}, [[[0.0, 0.0, expected]], [7]])] * 3
@@ -149,14 +151,14 @@ def run_of(communicator, ahead):
                               rows_of=lambda batch: [batch])
     return SimpleNamespace(
         communicator=communicator, state=State(), meter=Meter(["loss"], communicator), layout=nothing, audit=nothing,
-        optimizer=nothing, checkpoints=None, checkpoint_minutes=None, saved_at=0.0, reported_at=time.monotonic(), asked=set(),
-        signals=SimpleNamespace(received=0))
+        optimizer=nothing, checkpoints=None, checkpoint_minutes=None, saved_at=0.0, reported_at=time.monotonic(),
+        asked=set(), signals=SimpleNamespace(received=0))
 
 
 @pytest.mark.parametrize("workers, ahead", [(2, 0), (3, 0), (2, 3), (3, 2)])
 def test_nobody_is_further_ahead_than_told(among, workers, ahead):
-    """Workers of uneven speed: each learns the numbers of all for every batch, in front of it; a fast one is not kept back
-    but by its bound, and what its weights lack never is more than is said."""
+    """Workers of uneven speed: each learns the numbers of all for every batch, in front of it; a fast one is held back
+    by its bound only, and its weights never lack more than is said."""
     batches, lock = 30, threading.Lock()
     pushed, leads, missing = [0] * workers, [], []
 

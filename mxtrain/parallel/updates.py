@@ -15,8 +15,8 @@ import numpy as np
 class ServerUpdates(mx.optimizer.Optimizer):
     """What is sent to every server, which uses it for all keys.
 
-    workers: how many there are. optimizer: updates the weights, which have the keys from `first` on, in the order of its
-    multipliers; all other keys are sums.
+    workers: how many there are. optimizer: updates the weights, which have the keys from `first` on, in the order of
+    its multipliers; all other keys are sums.
 
     A weight is a vector with one element more, and so is its gradient: the last one is the learning rate, so that a
     rate and its gradient come together. A sum is a float64 vector: element 0 counts the rounds that are complete, the

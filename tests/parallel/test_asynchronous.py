@@ -23,6 +23,8 @@ from mxtrain.train.agreement import agree
 from mxtrain.train.metrics import Meter
 from mxtrain.train.state import State
 
+pytestmark = pytest.mark.timeout(60)
+
 
 class Servers:
     """What MXNet's servers do, in dist_async: one push at a time, applied at once, answered with what is then there."""
@@ -86,7 +88,7 @@ def among(monkeypatch):
             except Exception as error:
                 results[rank] = error
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -207,7 +209,7 @@ def test_all_stop_in_front_of_the_batch_that_one_cannot_read(among, monkeypatch,
 
 
 def test_what_is_due_is_asked_for_once(among):
-    """The first process asks for a checkpoint; the others hear of it two batches later, and it is due again after that."""
+    """The first process asks for a checkpoint; all hear of it two batches later, and it is due again after that."""
 
     def function(communicator):
         run, saved = run_of(communicator, 2), []
@@ -233,15 +235,15 @@ def parameters(contexts):
 
 def step(number):
     """(gradients, learning rate, scale) of an update."""
-    gradients = [np.random.RandomState(10 + 2 * number + i).normal(size=shape) for i, shape in enumerate([(3, 5), (4,)])]
-    return gradients, 0.1 / (1 + number), 1.0 / (3 + number)
+    draw = np.random.RandomState(number).normal
+    return [draw(size=(3, 5)), draw(size=(4,))], 0.1 / (1 + number), 1.0 / (3 + number)
 
 
 @pytest.mark.parametrize("name, bound", [*((name, "1000000") for name in get_args(OptimizerName)), ("adam", "8")])
 @pytest.mark.parametrize("contexts", [1, 2])
 def test_a_single_worker_updates_as_without_servers(among, monkeypatch, name, bound, contexts):
-    """To 1e-6 of the largest weight: gradients are multiplied by the scale before, or inside, of MXNet's operators, which
-    rounds differently by one unit of float32 (6e-8) an update. `bound`: parameters in one piece, or in several."""
+    """To 1e-6 of the largest weight: gradients are scaled before MXNet's operators or inside of them, which rounds
+    differently, by one unit of float32 (6e-8) an update. `bound`: parameters in one piece, or in several."""
     monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", bound)
     contexts = [mx.cpu(i) for i in range(contexts)]
     config = OptimConfig(optimizer=name, weight_decay=0.01, decay_all=False)
@@ -259,7 +261,7 @@ def test_a_single_worker_updates_as_without_servers(among, monkeypatch, name, bo
         return [parameter.data(contexts[0]).asnumpy() for parameter in own.values()]
 
     expected = trained(lambda own: Optimizer(config, own, contexts))
-    found, = whole(among(1, lambda communicator: trained(lambda own: OnServers(config, own, [], contexts, communicator))))
+    found, = whole(among(1, lambda c: trained(lambda own: OnServers(config, own, [], contexts, c))))
     start = [parameter.data(contexts[0]).asnumpy() for parameter in parameters(contexts).values()]
     for one, other, before in zip(found, expected, start):
         assert np.abs(one - other).max() <= 1e-6 * np.abs(other).max()
@@ -267,8 +269,8 @@ def test_a_single_worker_updates_as_without_servers(among, monkeypatch, name, bo
 
 
 def test_every_push_counts_and_all_have_the_weights_in_the_end(among):
-    """Plain SGD is a sum, in any order. Running statistics become the mean over updates: rank 1 made two, rank 0 one, and
-    rank 2 none."""
+    """Plain SGD is a sum, in any order. Running statistics become the mean over updates: rank 1 made two, rank 0 one,
+    and rank 2 none."""
     contexts = [mx.cpu(0)]
 
     def function(communicator):
@@ -306,7 +308,8 @@ def test_pieces_are_below_the_bound(monkeypatch):
 def test_states_that_are_lost_are_spoken_of(among, caplog):
     def function(communicator):
         for momentum in (0.0, 0.9):
-            OnServers(OptimConfig(momentum=momentum), parameters([mx.cpu(0)]), [], [mx.cpu(0)], communicator).load_state_arrays({})
+            config = OptimConfig(momentum=momentum)
+            OnServers(config, parameters([mx.cpu(0)]), [], [mx.cpu(0)], communicator).load_state_arrays({})
 
     whole(among(1, function))
     assert caplog.text.count("they begin anew") == 1

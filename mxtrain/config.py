@@ -147,7 +147,7 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
             raise UserError(f"--{name.replace('_', '-')} {value}: the run was started with {saved.get(name)}, "
                             "and this cannot change when it goes on")
     kvstore = saved.get("kvstore")  # how processes meet is a matter of this start
-    values = {**saved, "kvstore": kvstore if kvstore in IN_PROCESS else None, **given}
+    values = {**saved, "kvstore": kvstore if kvstore in IN_PROCESS else None, "staleness": None, **given}
     if "cpus" in given and "gpus" not in given:
         values["gpus"] = None
     if "gpus" in given and "cpus" not in given:

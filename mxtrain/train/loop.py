@@ -57,7 +57,7 @@ def train(run: Run) -> None:
             _count(run, agreed)
             if agreed.rows:  # not all of its samples are bad
                 update(run, batch, run.learning_rate(state.update), agreed)
-            else:
+            else:  # other processes may have samples of it, and all read the reports of as many batches
                 run.meter.add(state.update, [], *run.layout.place_of(batch)[:2])
             state.update += 1
             state.batch += 1

@@ -30,9 +30,9 @@ from mxtrain.train.settings import TrainConfig
 SECTIONS = {"train": TrainConfig, "data": DataConfig, "text": TextConfig, "model": ModelConfig, "optim": OptimConfig,
             "parallel": ParallelConfig, "devices": DeviceConfig}
 
-MACHINE = {"gpus", "cpus", "kvstore", "recompute", "audit", "workers", "worker_kind", "out", "resume", "checkpoint_updates",
-           "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root", "data", "data_root",
-           "val"}
+MACHINE = {"gpus", "cpus", "kvstore", "staleness", "recompute", "audit", "workers", "worker_kind", "out", "resume",
+           "checkpoint_updates", "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root",
+           "data", "data_root", "val"}
 """Fields that may differ at every start and must not change the result. (Data may have moved; their
 fingerprint may not have changed.)"""
 
@@ -148,7 +148,7 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
             raise UserError(f"--{name.replace('_', '-')} {value}: the run was started with {saved.get(name)}, "
                             "and this cannot change when it goes on")
     kvstore = saved.get("kvstore")  # how processes meet is a matter of this start
-    values = {**saved, "kvstore": kvstore if kvstore in IN_PROCESS else None, **given}
+    values = {**saved, "kvstore": kvstore if kvstore in IN_PROCESS else None, "staleness": None, **given}
     if "cpus" in given and "gpus" not in given:
         values["gpus"] = None
     if "gpus" in given and "cpus" not in given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from typing import Dict, List, Sequence
 
 import mxnet as mx
@@ -11,6 +12,8 @@ from mxnet.gluon import Parameter
 
 from mxtrain.errors import UserError
 from mxtrain.optim.settings import OptimConfig
+
+_log = logging.getLogger("mxtrain")
 
 AGGREGATE = 45
 """Parameters per call of MXNet's fused updates; the most that all of them take."""
@@ -57,6 +60,12 @@ class Optimizer:
         self._states = [[optimizer.create_state_multi_precision(i, weight) for i, weight in enumerate(weights)]
                         for optimizer, weights in zip(self._optimizers, self._weights)]
 
+    def begin(self) -> None:
+        """All processes call it in front of the first update."""
+
+    def gather(self) -> None:
+        """All processes call it where they need the same weights, which these always are."""
+
     def update(self, gradients: Sequence[List[mx.nd.NDArray]], update: int, lr: float, scale: float) -> None:
         """One step (number `update`, from 0) at rate lr along scale * gradients[r], on every context r."""
         indices = list(range(len(self._names)))
@@ -83,6 +92,10 @@ class Optimizer:
         """Puts saved states on every context. Raises UserError when they are another optimizer's."""
         expected = {f"{name}/{k}": array.shape for name, state in zip(self._names, self._states[0])
                     for k, array in enumerate(_flat(state))}
+        if expected and not arrays:
+            _log.warning("the checkpoint is one of dist_async, without optimizer states (momentum and the like): they "
+                         "begin anew")
+            return
         if expected != {key: array.shape for key, array in arrays.items()}:
             odd = sorted(set(expected) ^ set(arrays)) or ["other shapes"]
             raise UserError(f"the saved optimizer states do not fit this optimizer and network: {', '.join(odd[:3])}")

@@ -4,6 +4,7 @@ A communicator has `rank` and `size`, and
 
     allreduce(arrays)   sums over all contexts of all processes, on the devices, without waiting
     total(values)       sums over processes on the host, at once
+    tell(values)        the same, but what it returns gives the sum, and may be called later
     share(value)        what rank 0 has, as JSON
     broadcast(arrays)   what rank 0 has, on the devices
     together(function)  runs it everywhere; fails everywhere when it fails somewhere
@@ -32,6 +33,12 @@ class Communicator:
     size = 1
     compression: Optional[Any] = None
     """What processes send the first arrays of an `allreduce` as: see parallel.compression."""
+    apart = False
+    """Whether every process updates the weights by its own part of a batch, without waiting for the others."""
+    ahead = 0
+    """How many batches before its turn processes `tell` of a batch."""
+    seconds_between_logs = 0.5
+    """A log waits for all processes."""
 
     def use(self, contexts: Sequence[mx.Context]) -> None:
         """The contexts of this process, in front of the first `allreduce`."""
@@ -39,6 +46,12 @@ class Communicator:
     def total(self, values: np.ndarray) -> np.ndarray:
         """Sums over the processes of a float64 array that has the same shape in all. Waits for all."""
         return values
+
+    def tell(self, values: np.ndarray) -> Callable[[], np.ndarray]:
+        """Has the processes add up arrays of the same size -> what gives the sum. Between a call and that of its answer
+        may be up to `ahead` others. Where processes are not `apart`, it waits for all already."""
+        total = self.total(values)
+        return lambda: total
 
     def share(self, value: Any) -> Any:
         """The value of rank 0, which must be fit for JSON; that of others is not looked at."""
@@ -181,6 +194,10 @@ def _meet(world: World) -> Communicator:
         from mxtrain.parallel.horovod import Horovod
 
         return Horovod()
+    if world.kvstore == "dist_async":
+        from mxtrain.parallel.asynchronous import Asynchronous
+
+        return Asynchronous()
     from mxtrain.parallel.server import ParameterServer
 
     return ParameterServer(world.kvstore)

@@ -12,10 +12,13 @@ from mxtrain.parallel.world import World
 
 @dataclass
 class ParallelConfig:
-    kvstore: Optional[Literal["none", "local", "device", "nccl", "horovod", "dist_sync", "dist_device_sync"]] = None
+    kvstore: Optional[Literal["none", "local", "device", "nccl", "horovod", "dist_sync", "dist_device_sync",
+                              "dist_async"]] = None
     """How gradients are summed: over the contexts of a process by plain copies or one of MXNet's KVStores (nccl: GPUs
     only); over processes by horovod, or on parameter servers by dist_sync or dist_device_sync (default: horovod under
-    horovodrun, else device)."""
+    horovodrun, else device). dist_async does not sum over processes: the servers update at once by what each sends."""
+    staleness: Optional[int] = None
+    """How many batches a process of dist_async may be ahead of another one (default: 4)."""
     shards: Optional[int] = None
     """Number of pieces V that each global batch is cut into; default: the number of contexts, or 8 with --exact."""
     micro_batch: Optional[int] = None
@@ -34,6 +37,8 @@ class ParallelConfig:
     """Save memory by running segments again in backward: none, a number of segments, or blocks (the network's own)."""
 
     def __post_init__(self):
+        if self.staleness is not None and self.staleness < 0:
+            raise UserError(f"--staleness {self.staleness}: must be 0 or more")
         for name in ("shards", "micro_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -77,6 +82,17 @@ def refuse_without_effect(config: ParallelConfig, around: World, contexts: int) 
     if config.compression != "none" and not around.several:
         raise UserError(f"--compression {config.compression}: is for what processes send each other, and has no effect "
                         f"in a single one (--kvstore {around.kvstore}); say none")
+    if around.kvstore == "dist_async":
+        for name, value in (("--exact", config.exact), (f"--audit {config.audit or 0:g}", config.audit)):
+            if value:
+                raise UserError(f"{name}: --kvstore dist_async cannot, since its processes have other weights at the "
+                                "same time, and never the same twice; use dist_sync or horovod")
+        if config.compression != "none":
+            raise UserError(f"--compression {config.compression}: is for sums, and --kvstore dist_async makes none; use "
+                            "dist_sync or horovod, or say none")
+    elif config.staleness is not None:
+        raise UserError(f"--staleness {config.staleness}: is for --kvstore dist_async, and this is {around.kvstore}; "
+                        "leave it out, or say null where the run has it")
     if (config.audit or 0) >= 1 and alone:
         raise UserError(f"--audit {config.audit:g}: has no effect with one process and one context, whose weights have "
                         "none to be compared with; leave it out, or say null where the run has it")

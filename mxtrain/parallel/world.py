@@ -10,7 +10,7 @@ from typing import Mapping, NamedTuple, Optional
 
 from mxtrain.errors import UserError
 
-OVER_SERVERS = ("dist_sync", "dist_device_sync")
+OVER_SERVERS = ("dist_sync", "dist_device_sync", "dist_async")
 IN_PROCESS = ("none", "local", "device", "nccl")
 
 

@@ -54,8 +54,8 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     loss: gives one value per sample; by default cross-entropy with class numbers. A loss of one's own gets all that
         the network returns, gluon's losses its first output.
     ctx: contexts, such as [mx.gpu(0), mx.gpu(1)]; default: cpu(0). Under horovodrun or launch.py, those of this process.
-    kvstore: none, local, device or nccl; horovod, dist_sync or dist_device_sync where there are several processes; auto
-        is horovod under horovodrun, else device.
+    kvstore: none, local, device or nccl; horovod, dist_sync, dist_device_sync or dist_async where there are several
+        processes; auto is horovod under horovodrun, else device.
     settings: other fields of train.py's help: lr=0.1, schedule="cosine", clip_norm=1.0, exact=True, patience=3,
         out="runs/x" (without it nothing is written), resume="runs/x", ... `workers` read a Dataset ahead, as forked
         processes (as threads where it has a true attribute `threads`); by default none does. What a sample draws from

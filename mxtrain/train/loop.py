@@ -18,6 +18,7 @@ import logging
 import math
 import signal
 import time
+from collections import deque
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Dict, List
@@ -25,7 +26,7 @@ from typing import Dict, List
 from mxtrain.errors import BadSample, Elsewhere, TrainingError, UserError
 from mxtrain.optim.clipping import global_norm
 from mxtrain.parallel.exact import NotSummable
-from mxtrain.train.agreement import Agreement, agree
+from mxtrain.train.agreement import Agreement, agree, tell
 from mxtrain.train.evaluate import evaluate
 from mxtrain.train.run import Run
 from mxtrain.train.signals import Stopped
@@ -44,17 +45,20 @@ def train(run: Run) -> None:
     Raises Stopped after a signal, everything saved, and TrainingError when training cannot go on.
     """
     state = run.state
+    run.optimizer.begin()
     run.callbacks.start(state)
     while state.finished is None:
         run.meter.start(state.totals)
-        for batch in _batches(run):
-            agreed = agree(run, run.layout.rows_of(batch), len(getattr(batch, "bad", ())))
+        for batch, told in _batches(run):
+            agreed = agree(run, told)
             _answer(run, agreed)
             if agreed.log and state.batch:
                 _report(run)
             _count(run, agreed)
             if agreed.rows:  # not all of its samples are bad
                 update(run, batch, run.learning_rate(state.update), agreed)
+            else:  # other processes may have samples of it, and all read the reports of as many batches
+                run.meter.add(state.update, [], *run.layout.place_of(batch)[:2])
             state.update += 1
             state.batch += 1
             _warn_of_waiting(run)
@@ -91,7 +95,8 @@ def update(run: Run, batch, lr: float, agreed: Agreement) -> None:
     scale = 1.0 / agreed.rows
     if run.clip_norm is not None:
         run.state.grad_norm = scale * global_norm(layout.gradients[0])
-        if not math.isfinite(run.state.grad_norm):
+        # (Processes that are apart must not stop apart: they see it in the weights, which it spoils for all.)
+        if not math.isfinite(run.state.grad_norm) and not run.communicator.apart:
             raise TrainingError(f"the norm of the gradient is {run.state.grad_norm} in update {number + 1}: training "
                                 "has diverged")
         scale *= min(1.0, run.clip_norm / run.state.grad_norm) if run.state.grad_norm else 1.0
@@ -104,6 +109,7 @@ def save(run: Run, best: bool = False) -> None:
     """Writes a checkpoint where the run has a folder. Raises TrainingError when the weights are not finite."""
     run.meter.read()
     run.layout.wait()
+    run.optimizer.gather()
     run.audit.weights(run.state.update, always=True)
     arrays, state = snapshot(run)
     broken = check_finite(arrays)
@@ -115,10 +121,24 @@ def save(run: Run, best: bool = False) -> None:
 
 
 def _batches(run: Run):
-    """The batches of the rest of the epoch."""
+    """The batches of the rest of the epoch, each with what was told of it."""
     state, data = run.state, run.train_data
     batches = data.batches(state.epoch, state.batch)
-    return _saved_first(run, timed(batches, data.ready, run.meter.latest, state))
+    return _saved_first(run, _told_ahead(run, timed(batches, data.ready, run.meter.latest, state)))
+
+
+def _told_ahead(run: Run, batches):
+    """Batches with what this process tells of them, so many batches before their turn as the communicator wants."""
+    waiting = deque()
+    try:
+        for batch in batches:
+            waiting.append((batch, tell(run, run.layout.rows_of(batch), len(getattr(batch, "bad", ())))))
+            if len(waiting) > run.communicator.ahead:
+                yield waiting.popleft()
+    except (UserError, TrainingError):
+        yield from waiting  # these could be read
+        raise
+    yield from waiting
 
 
 def _saved_first(run: Run, batches):
@@ -127,12 +147,12 @@ def _saved_first(run: Run, batches):
     try:
         yield from batches
     except BadSample as error:
-        agree(run, failed=True)
+        agree(run, tell(run, failed=True))
         save(run)
         raise BadSample(f"{error}{_saved(run)}") from None
     except (UserError, TrainingError) as error:
         if run.communicator.size > 1:
-            agree(run, failed=True)
+            agree(run, tell(run, failed=True))
             save(run)
         elif run.signals.received and isinstance(error, TrainingError):
             _stop(run, run.signals.received)
@@ -167,7 +187,7 @@ def _saved(run: Run) -> str:
 def _count(run: Run, agreed: Agreement) -> None:
     """Takes note of a batch's samples. Raises UserError when most of them cannot be read."""
     state = run.state
-    state.samples += agreed.rows
+    state.samples += agreed.samples
     state.skipped += agreed.bad
     if agreed.bad and state.skipped >= _TOO_MANY and state.skipped > state.samples:
         raise UserError(f"{state.skipped} of the first {state.skipped + state.samples} samples of epoch "
@@ -230,6 +250,7 @@ def _validation_row(run: Run) -> List[dict]:
     def timing(batches, latest):
         return timed(batches, run.val_data.ready, latest, times)
 
+    run.optimizer.gather()
     scores = run.scores() if run.scores else None
     totals = evaluate(run.layout, batches(), run.evaluation_names, scores and scores.see, timing, run.communicator)
     if not math.isfinite(totals.sums["loss"]):

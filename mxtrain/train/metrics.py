@@ -98,6 +98,8 @@ class Meter:
     def add(self, update: int, reports: List[mx.nd.NDArray], size: int = 0, positions: Sequence[int] = ()) -> None:
         """size, positions: rows of the whole batch, and those of them that the reports are about, where several processes
         have a part."""
+        if not reports and self._communicator.size == 1:
+            return
         self._pending.append((update, reports, size, positions))
         if len(self._pending) > IN_FLIGHT and self._pending[-IN_FLIGHT - 1][1]:
             self._pending[-IN_FLIGHT - 1][1][-1].wait_to_read()

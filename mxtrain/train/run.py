@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence, Set
 
 from mxtrain.callbacks.base import Callbacks
 from mxtrain.callbacks.monitor import Monitor
@@ -46,5 +46,7 @@ class Run:
     state: State = field(default_factory=State)
     saved_at: float = field(default_factory=time.monotonic)
     reported_at: float = 0.0
+    asked: Set[str] = field(default_factory=set)
+    """What this process has asked all for, and not been answered yet: see train.agreement."""
     advice: Optional[str] = None
     """What may be done when the devices wait for data; None when that was said, or nothing is known."""

@@ -62,7 +62,7 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                     mix(settings.train.seed, 1), preprocess, sample, communicator.rank, communicator.size)
     parameters = weights.parameters(net)
     names = {id(p): name for name, p in parameters.items()}
-    optimizer = Optimizer(settings.optim, {names[id(p)]: p for p in layout.parameters}, contexts)
+    optimizer = _optimizer(net, settings, {names[id(p)]: p for p in layout.parameters}, contexts, communicator)
     if settings.optim.warmup_epochs >= settings.train.epochs:
         _log.warning("--warmup-epochs %s: the run of %d epochs never comes to --lr %s", settings.optim.warmup_epochs,
                      settings.train.epochs, settings.optim.lr)
@@ -85,6 +85,16 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                monitor=monitor,
                clip_norm=settings.optim.clip_norm, checkpoint_updates=settings.train.checkpoint_updates,
                checkpoint_minutes=settings.train.checkpoint_minutes, advice=train_data.advice())
+
+
+def _optimizer(net: Block, settings: SimpleNamespace, parameters: dict, contexts: List[mx.Context], communicator):
+    if not communicator.apart:
+        return Optimizer(settings.optim, parameters, contexts)
+    from mxtrain.parallel.asynchronous import OnServers
+
+    communicator.ahead = 4 if settings.parallel.staleness is None else settings.parallel.staleness
+    statistics = [parameter for layer in moving_layers(net) for parameter in (layer.running_mean, layer.running_var)]
+    return OnServers(settings.optim, parameters, statistics, contexts, communicator)
 
 
 def part_for(settings: SimpleNamespace, contexts: int, communicator) -> Callable:

@@ -71,3 +71,20 @@ def test_the_threshold_on_resume():
     given = config.parse(["--compression", "fp16", "--compression-threshold", "2"]).given
     with pytest.raises(UserError, match="--compression-threshold 2: has no effect with --compression fp16"):
         config.build(config.resume_values(saved, given))
+
+
+@pytest.mark.parametrize("given, words", [({"exact": True}, "--exact: --kvstore dist_async cannot"),
+                                          ({"audit": 10}, "--audit 10: --kvstore dist_async cannot"),
+                                          ({"compression": "fp16"}, "--compression fp16: .*--kvstore dist_async")])
+def test_what_processes_that_are_apart_cannot(given, words):
+    with pytest.raises(UserError, match=words):
+        refuse_without_effect(ParallelConfig(**given), World("dist_async", 2), 1)
+    refuse_without_effect(ParallelConfig(staleness=2), World("dist_async", 2), 2)
+
+
+def test_staleness_is_for_processes_that_are_apart():
+    for around in (World("device"), SERVERS, HOROVOD):
+        with pytest.raises(UserError, match="--staleness 2: is for --kvstore dist_async, and this is"):
+            refuse_without_effect(ParallelConfig(staleness=2), around, 1)
+    with pytest.raises(UserError, match="--staleness -1: must be 0 or more"):
+        ParallelConfig(staleness=-1)

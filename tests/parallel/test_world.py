@@ -11,6 +11,7 @@ SERVER = {"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "localhost", "DMLC_PS_ROOT_
     (None, {}, World("device")), ("none", {}, World("none")), ("local", {}, World("local")),
     (None, HOROVOD, World("horovod", 4, 1, 2)), ("horovod", HOROVOD, World("horovod", 4, 1, 2)),
     ("dist_sync", SERVER, World("dist_sync", 3)), ("dist_device_sync", SERVER, World("dist_device_sync", 3)),
+    ("dist_async", SERVER, World("dist_async", 3)),
     ("dist_sync", {**SERVER, "MXTRAIN_LOCAL_RANK": "2", "MXTRAIN_LOCAL_SIZE": "3"}, World("dist_sync", 3, 2, 3)),
 ])
 def test_what_works(kvstore, environment, expected):
@@ -25,6 +26,7 @@ def test_what_works(kvstore, environment, expected):
     ("local", SERVER, "--kvstore is local"),
     (None, {**SERVER, "DMLC_ROLE": "server"}, "DMLC_ROLE=server.*--kvstore is not given"),
     ("dist_sync", {}, "needs servers and a scheduler.*launch.py"),
+    ("dist_async", {}, "--kvstore dist_async: needs servers and a scheduler.*launch.py"),
     ("dist_sync", {**SERVER, "DMLC_PS_ROOT_PORT": ""}, "DMLC_PS_ROOT_PORT not set"),
     (None, {**HOROVOD, "HOROVOD_SIZE": "two"}, "HOROVOD_SIZE=two: must be a whole number"),
 ])

@@ -7,7 +7,7 @@ import pytest
 
 from mxtrain.errors import BadSample, Elsewhere, TrainingError, UserError
 from mxtrain.train import loop
-from mxtrain.train.agreement import agree
+from mxtrain.train.agreement import agree, tell
 from mxtrain.train.metrics import Meter
 from mxtrain.train.signals import Stopped
 from mxtrain.train.state import State
@@ -32,18 +32,18 @@ class Checkpoints:
 
 
 def run_of(communicator, error=None, received=0):
-    nothing = SimpleNamespace(wait=lambda: None, weights=lambda *_, **__: None)
+    nothing = SimpleNamespace(wait=lambda: None, weights=lambda *_, **__: None, gather=lambda: None)
     return SimpleNamespace(
         communicator=communicator, state=State(update=7), meter=Meter(["loss"], communicator), layout=nothing,
         audit=nothing, checkpoints=None if communicator.rank else Checkpoints(error), checkpoint_minutes=None, saved_at=0.0,
-        reported_at=0.0, signals=SimpleNamespace(received=received))
+        reported_at=0.0, asked=set(), optimizer=nothing, signals=SimpleNamespace(received=received))
 
 
 def read(run, batches):
     """As the loop does with the batches of an epoch; returns what is raised, and the checkpoints."""
     try:
         for _ in loop._saved_first(run, batches):
-            loop._answer(run, agree(run, [1]))
+            loop._answer(run, agree(run, tell(run, [1])))
     except Exception as raised:
         return raised, run.checkpoints and run.checkpoints.updates
     return None, run.checkpoints and run.checkpoints.updates

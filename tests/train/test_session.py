@@ -39,8 +39,9 @@ def test_another_training_of_the_same_script_is_not_taken_for_it(begun, tmp_path
 
 
 @pytest.mark.parametrize("saved, expected", [("none", "none"), ("local", "local"), ("horovod", None),
-                                             ("dist_sync", None)])
+                                             ("dist_sync", None), ("dist_async", None)])
 def test_the_kvstore_is_that_of_the_run_only_within_a_process(tmp_path, saved, expected):
-    (tmp_path / "config.yaml").write_text(f"kvstore: {saved}\n")
-    assert session.configure({"resume": str(tmp_path)})[0].parallel.kvstore == expected
+    (tmp_path / "config.yaml").write_text(f"kvstore: {saved}\nstaleness: 2\n")
+    parallel = session.configure({"resume": str(tmp_path)})[0].parallel
+    assert (parallel.kvstore, parallel.staleness) == (expected, None)
     assert session.configure({"resume": str(tmp_path), "kvstore": "device"})[0].parallel.kvstore == "device"

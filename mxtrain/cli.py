@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
+import time
 from typing import Callable, List
 
 from tqdm import tqdm
 
-from mxtrain.errors import Elsewhere, TrainingError, UserError
-from mxtrain.launch.worker import LOST_PEER
+from mxtrain.errors import Elsewhere, LostPeer, TrainingError, UserError
+from mxtrain.launch.worker import LOST_PEER, launched, leave
 
 _log = logging.getLogger("mxtrain")
+
+_SECONDS_TO_SPEAK = 1.0  # that the process has which says why all end: horovodrun ends all when the first has ended
 
 
 class _StandardError(logging.Handler):
@@ -36,8 +40,12 @@ def run(program: str, main: Callable[[List[str]], int]) -> None:
         code = main(sys.argv[1:])
     except UserError as error:
         code = _fail(program, error, 2)
-    except Elsewhere as error:
+    except LostPeer as error:
         code = _fail(program, error, LOST_PEER)
+    except Elsewhere:
+        if not launched():  # launch.py itself waits for the cause
+            time.sleep(_SECONDS_TO_SPEAK)
+        code = LOST_PEER
     except TrainingError as error:
         code = _fail(program, error, 1)
     except KeyboardInterrupt:
@@ -45,6 +53,8 @@ def run(program: str, main: Callable[[List[str]], int]) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone
         code = 1
+    if code and "DMLC_ROLE" in os.environ:
+        leave(code)
     sys.exit(code)
 
 

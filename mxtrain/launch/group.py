@@ -10,7 +10,7 @@ from typing import Callable, List, Optional
 
 from mxtrain.launch.processes import Output, Process, Task
 from mxtrain.launch.worker import LOST_PEER
-from mxtrain.signals import Handlers
+from mxtrain.signals import SAME_SECONDS, Handlers
 
 _POLL_SECONDS = 0.02
 _SERVICE_SECONDS = 2.0  # that servers have to end by themselves after the workers; they have nothing to save
@@ -19,13 +19,16 @@ _KILL_SECONDS = 3.0  # that a guard has to do so
 
 
 class Signals(Handlers):
-    """While entered, remembers SIGINT, SIGTERM and SIGHUP: the first, and how many came."""
+    """While entered, remembers SIGINT, SIGTERM and SIGHUP: the first, and how many came; those within SAME_SECONDS of
+    the first are the same."""
 
-    first, count = 0, 0
+    first, count, _since = 0, 0, 0.0
 
     def _receive(self, number):
-        self.first = self.first or number
-        self.count += 1
+        if not self.first:
+            self.first, self.count, self._since = number, 1, time.monotonic()
+        elif time.monotonic() - self._since > SAME_SECONDS:
+            self.count += 1
 
 
 @dataclass

@@ -7,19 +7,22 @@ from typing import List, Sequence
 import mxnet as mx
 import numpy as np
 
-from mxtrain.errors import Elsewhere, UserError
+from mxtrain.errors import LostPeer, UserError
 from mxtrain.parallel.communicator import InProcess
-
+from mxtrain.parallel.world import World
 
 _SHUT_DOWN = "Horovod has been shut down"
 
 
 class Horovod(InProcess):
-    """First the contexts of a process add, in a KVStore; then the processes, on their first contexts."""
+    """First the contexts of a process add, in a KVStore; then the processes, on their first contexts.
+
+    started: number of processes that the launcher has started.
+    """
 
     _kvstore = "device"
 
-    def __init__(self):
+    def __init__(self, started: int):
         try:
             import horovod.mxnet as hvd
         except ImportError as error:
@@ -28,6 +31,14 @@ class Horovod(InProcess):
         hvd.init()
         self._hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
         self._halved = 0
+        if self.size != started:
+            raise UserError(f"--kvstore horovod: {started} processes were started, and Horovod, built without MPI, knows "
+                            f"of {self.size}; start them by horovodrun -np {started} python scripts/train.py ..., or say "
+                            "--kvstore device for trainings that do not hear of each other")
+
+    def known(self, world: World) -> World:
+        # mpirun and srun do not say it, or each in another way.
+        return world._replace(local_rank=self._hvd.local_rank(), local_size=self._hvd.local_size())
 
     def compress(self, kind: str, count: int) -> None:
         self._halved = count if kind == "fp16" else 0
@@ -54,7 +65,7 @@ class Horovod(InProcess):
         except mx.base.MXNetError as error:
             if not self.lost_peer(error):
                 raise
-            raise Elsewhere(f"another process has gone: {_SHUT_DOWN}") from None
+            raise LostPeer(f"another process has gone: {_SHUT_DOWN}") from None
         return total.reshape(values.shape)
 
     def lost_peer(self, error: Exception) -> bool:

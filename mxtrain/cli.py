@@ -13,11 +13,11 @@ from typing import Callable, List
 from tqdm import tqdm
 
 from mxtrain.errors import Elsewhere, LostPeer, TrainingError, UserError
-from mxtrain.launch.worker import LOST_PEER, launched, leave
+from mxtrain.launch.worker import LOST_PEER, leave
 
 _log = logging.getLogger("mxtrain")
 
-_SECONDS_TO_SPEAK = 1.0  # that the process has which says why all end: horovodrun ends all when the first has ended
+_SECONDS_TO_SPEAK = 1.0  # that the process has which knows why all end; horovodrun ends all when the first has ended
 
 
 class _StandardError(logging.Handler):
@@ -43,8 +43,7 @@ def run(program: str, main: Callable[[List[str]], int]) -> None:
     except LostPeer as error:
         code = _fail(program, error, LOST_PEER)
     except Elsewhere:
-        if not launched():  # launch.py itself waits for the cause
-            time.sleep(_SECONDS_TO_SPEAK)
+        time.sleep(_SECONDS_TO_SPEAK)
         code = LOST_PEER
     except TrainingError as error:
         code = _fail(program, error, 1)
@@ -53,8 +52,8 @@ def run(program: str, main: Callable[[List[str]], int]) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone
         code = 1
-    if code and "DMLC_ROLE" in os.environ:
-        leave(code)
+    if code == LOST_PEER or code and "DMLC_ROLE" in os.environ:
+        leave(code)  # Horovod and MXNet would complain of the lost peer, or wait for it
     sys.exit(code)
 
 

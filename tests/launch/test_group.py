@@ -8,6 +8,8 @@ import time
 import pytest
 from launching import processes, variables_of, wait_for
 
+from mxtrain.signals import SAME_SECONDS
+
 RANK = "import os, sys, time, signal; rank = int(os.environ['MXTRAIN_RANK']); "
 SAVES = RANK + """
 def save(number, frame):
@@ -132,11 +134,22 @@ def test_a_signal_lets_the_workers_save(launched, number):
     assert last(err) == f"launch.py: ended by {number.name}"
 
 
+def test_a_signal_that_comes_twice_at_once_lets_the_workers_save(launched):
+    process = launched("-n", 2, code=SAVES.replace("sleep(0.3)", "sleep(1)") + WAITS)
+    wait_ready(process, 2)
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
+
+
 def test_a_second_signal_ends_at_once(launched):
     process = launched("-n", 2, code=RANK + DEAF + WAITS)
     wait_ready(process, 2)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    time.sleep(SAME_SECONDS + 0.3)
     assert process.poll() is None
     start = time.monotonic()
     process.send_signal(signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from mxtrain.launch.worker import LOST_PEER, leave
 
 _log = logging.getLogger("mxtrain")
 
-_SECONDS_TO_SPEAK = 1.0  # that the process has which knows why all end; horovodrun ends all when the first has ended
+_SECONDS_TO_SPEAK = 2.0  # that a process has that knows why all end: horovodrun ends all when the first has ended
 
 
 class _StandardError(logging.Handler):
@@ -43,6 +44,7 @@ def run(program: str, main: Callable[[List[str]], int]) -> None:
     except LostPeer as error:
         code = _fail(program, error, LOST_PEER)
     except Elsewhere:
+        atexit._run_exitfuncs()  # the one that knows why would wait for Horovod's leave of this one
         time.sleep(_SECONDS_TO_SPEAK)
         code = LOST_PEER
     except TrainingError as error:

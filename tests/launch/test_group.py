@@ -221,6 +221,17 @@ def test_a_port_in_use_is_named(launch):
     assert "started" not in out
 
 
+def test_two_launches_with_one_port(launched, launch):
+    """The second is refused, and the first goes on."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    first = launched("-n", 1, "--port", port, code=RANK + "print('ready', flush=True); time.sleep(2)")
+    wait_ready(first, 1)
+    result, out, _ = launch("-n", 1, "--port", port, code="print('started')")
+    assert result.startswith(f"UserError: --port {port}: is in use on 127.0.0.1") and "started" not in out
+    assert first.wait(20) == 0
+
+
 def test_two_launches_take_two_ports(launched):
     both = [launched("-n", 1, code="import os; print(os.environ['DMLC_PS_ROOT_PORT'])") for _ in range(2)]
     ports = {process.communicate(timeout=30)[0] for process in both}

@@ -62,8 +62,8 @@ def kill_at_random(place, out, transport, seed, victim=None):
     """A launch of two workers, of which a process is killed: in one case of four while all are starting."""
     draw = random.Random(f"{transport} {seed}")
     token = f"{os.getpid()}-{transport}-{seed}"
-    grace = 20 if seed in SLOW else 2  # 20 is the default
-    command = launch(place, transport, 2, 1, *flags(place, out), ours=["--grace", grace])
+    grace = [] if seed in SLOW else ["--grace", 2]
+    command = launch(place, transport, 2, 1, *flags(place, out), ours=grace)
     process = subprocess.Popen(list(map(str, command)), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env={**os.environ, "OMP_NUM_THREADS": "1", TOKEN: token})
     try:

@@ -73,7 +73,7 @@ def kill_at_random(place, out, transport, seed, victim=None):
             wanted = f"update-{draw.randrange(UPDATES // 2):08d}"
             wait_for(lambda: process.poll() is not None or any(name >= wanted for name in names(out)), 100)
             time.sleep(draw.uniform(0, 0.05))
-        found = {"launcher": process.pid} if victim else parts(token, process)
+        found = {"launcher": process.pid} if victim else wait_for(lambda: parts(token, process))
         name = draw.choice(sorted(found))
         case = f"seed {seed}: {name} killed after {names(out)[-1:]}"
         began = time.monotonic()
@@ -118,3 +118,62 @@ def test_the_launcher_is_killed(place, tmp_path, transport):
     """Its guards ask the workers to save, as it would have done."""
     kill_at_random(place, tmp_path / "run", transport, 0, victim="launcher")
     resumes(place, tmp_path / "run")
+
+
+BREAKS = """
+import os
+from mxnet.gluon import nn
+
+class Breaks(nn.Dense):
+    calls = 0
+
+    def __call__(self, x):
+        Breaks.calls += 1
+        if Breaks.calls == 60 and os.environ["MXTRAIN_RANK"] == "1":
+            raise ValueError("no such row")
+        return super().__call__(x)
+
+def net(classes):
+    net = nn.Sequential()
+    net.add(Breaks(classes))
+    return net
+"""
+
+
+@pytest.mark.parametrize("transport", [HOROVOD, pytest.param("ps", marks=pytest.mark.slow)])
+def test_an_exception_in_one_process(place, tmp_path, transport):
+    """A traceback, once, of the process that it is in; the other one ends too, and the launcher says the cause last."""
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    token = f"{os.getpid()}-{transport}-breaks"
+    command = launch(place, transport, 2, 1, *flags(place, tmp_path / "run"), "--model", "breaks:net", ours=["--grace", 2])
+    began = time.monotonic()
+    done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=100,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", TOKEN: token})
+    assert done.returncode == 1 and time.monotonic() - began < 60
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.splitlines()[-1] == ("launch.py: error: worker 1 on localhost ended with exit code 1: ValueError: no "
+                                            "such row")
+    assert not processes(token)
+    checkpoint.read(tmp_path / "run" / "checkpoints" / names(tmp_path / "run")[-1])
+
+
+@pytest.mark.parametrize("transport", [pytest.param("horovod", marks=[*HOROVOD.marks, pytest.mark.slow]), "ps"])
+def test_a_signal_to_all_processes_of_a_job(place, tmp_path, transport):
+    """As systemd, Slurm and docker send it: to launcher, workers and servers, and twice; workers get it three times."""
+    out, token = tmp_path / "run", f"{os.getpid()}-{transport}-all"
+    command = launch(place, transport, 2, 1, *flags(place, out))
+    process = subprocess.Popen(list(map(str, command)), cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "OMP_NUM_THREADS": "1", TOKEN: token})
+    try:
+        wait_for(lambda: process.poll() is not None or any(name >= "update-00000012" for name in names(out)), 100)
+        for _ in range(2):
+            for pid in processes(token):
+                os.kill(pid, signal.SIGTERM)
+            time.sleep(0.02)
+        _, said = process.communicate(timeout=SECONDS)
+        wait_for(lambda: not processes(token), SECONDS)
+    finally:
+        for pid in processes(token):
+            os.kill(pid, signal.SIGKILL)
+    assert process.returncode == 143 and said.count("stopped after update") == 1, said
+    resumes(place, out)

@@ -3,12 +3,14 @@
 import os
 import signal
 import socket
+import sys
 import time
 
 import pytest
 from launching import processes, variables_of, wait_for
 
 from mxtrain.signals import SAME_SECONDS
+from trainings import SCRIPT as TRAIN
 
 RANK = "import os, sys, time, signal; rank = int(os.environ['MXTRAIN_RANK']); "
 SAVES = RANK + """
@@ -219,6 +221,14 @@ def test_a_port_in_use_is_named(launch):
         result, out, _ = launch("-n", 1, "--port", port, code="print('started')")
     assert result.startswith(f"UserError: --port {port}: is in use on 127.0.0.1; give another one")
     assert "started" not in out
+
+
+def test_a_mistake_of_all_is_said_once(launch):
+    """And by the launcher, last."""
+    result, _, err = launch("-n", 3, command=[sys.executable, str(TRAIN), "--kvstore", "dist_sync", "--lr", "much"])
+    assert result == 2 and "train.py: error: --lr much: must be a number" in last(err)
+    assert [line for line in err.splitlines() if "error" in line and line != last(err)] == [
+        "[worker 0] train.py: error: --lr much: must be a number"]
 
 
 def test_two_launches_with_one_port(launched, launch):

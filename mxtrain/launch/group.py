@@ -109,7 +109,7 @@ class Group:
         self._running = [process for process in self._running if process.code is None]
         # Of several in one look, those that a signal ended have hardly been ended by the others.
         for process in sorted(ended, key=lambda process: process.code <= 128):
-            if self._forwarded and process.code == 128 + self._signals.first:
+            if process.task.rank is not None and self._forwarded and process.code == 128 + self._signals.first:
                 self._stopped = True
             elif process.code != 0 and not self._as_asked(process):
                 self._failed.append(process)

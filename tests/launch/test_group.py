@@ -147,6 +147,17 @@ def test_a_signal_that_comes_twice_at_once_lets_the_workers_save(launched):
     assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
 
 
+def test_a_signal_that_ends_a_server_too_is_a_failure(launched, token):
+    """The workers cannot save without it, and would wait."""
+    process = launched("-n", 2, "--grace", 0.5, code=RANK + DEAF + WAITS)
+    wait_ready(process, 2)
+    process.send_signal(signal.SIGTERM)
+    server, = [pid for pid in processes(token) if variables_of(pid).get("DMLC_ROLE") == "server"]
+    os.kill(server, signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 143 and last(err).endswith("server 0 on localhost ended with exit code 143 (SIGTERM)")
+
+
 def test_a_second_signal_ends_at_once(launched):
     process = launched("-n", 2, code=RANK + DEAF + WAITS)
     wait_ready(process, 2)

@@ -20,8 +20,8 @@ class TrainingError(Exception):
 
 
 class Elsewhere(TrainingError):
-    """Training ends only because another process cannot go on, which says why itself: programs say nothing, and exit with
-    code 75."""
+    """Training ends only because another process cannot go on, which says why itself: programs say nothing, and exit
+    with code 75."""
 
 
 class LostPeer(Elsewhere):

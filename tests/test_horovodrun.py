@@ -36,9 +36,9 @@ def flags(place, out, epochs=1):
 def horovodrun(place, count, *words, token):
     """A horovodrun in the background: the only words that it needs are how many, and the command."""
     command = [HOROVODRUN, "-np", count, sys.executable, SCRIPT, *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", TOKEN: token, "PATH": f"{HOROVODRUN.parent}:{os.environ['PATH']}"}
-    return subprocess.Popen(list(map(str, command)), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env=environment)
+    return subprocess.Popen(
+        list(map(str, command)), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", TOKEN: token, "PATH": f"{HOROVODRUN.parent}:{os.environ['PATH']}"})
 
 
 def ended(process, token, seconds):

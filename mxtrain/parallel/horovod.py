@@ -32,9 +32,10 @@ class Horovod(InProcess):
         self._hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
         self._halved = 0
         if self.size != started:
-            raise UserError(f"--kvstore horovod: {started} processes were started, and Horovod, built without MPI, knows "
-                            f"of {self.size}; start them by horovodrun -np {started} python scripts/train.py ..., or say "
-                            "--kvstore device for trainings that do not hear of each other")
+            raise UserError(
+                f"--kvstore horovod: {started} processes were started, and Horovod, built without MPI, knows of "
+                f"{self.size}; start them by horovodrun -np {started} python scripts/train.py ..., or say --kvstore "
+                "device for trainings that do not hear of each other")
 
     def known(self, world: World) -> World:
         # mpirun and srun do not say it, or each in another way.

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import Future, TimeoutError
 from typing import Any, Callable, List, Sequence
 
 import mxnet as mx
@@ -90,19 +91,25 @@ class ParameterServer(InProcess):
 
 
 def _in_time(create: Callable[[], Any]) -> Any:
-    """What `create` returns. MXNet waits in it until the scheduler has heard of all servers and workers, for ever if one
-    does not come; then this raises UserError."""
-    made: List[Any] = []
-    thread = threading.Thread(target=lambda: made.append(create()), daemon=True)
-    thread.start()
-    thread.join(_SECONDS_FOR_ALL)
-    if thread.is_alive():
+    """What `create` returns. MXNet waits in it until the scheduler has heard of all servers and workers, for ever if
+    one does not come; then this raises UserError."""
+    made: Future = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(create())
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=make, daemon=True).start()
+    try:
+        return made.result(_SECONDS_FOR_ALL)
+    except TimeoutError:
         servers, workers = os.environ["DMLC_NUM_SERVER"], os.environ["DMLC_NUM_WORKER"]
         where = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format(**os.environ)
         raise UserError(f"--kvstore: not all of {servers} servers (DMLC_NUM_SERVER) and {workers} workers "
                         f"(DMLC_NUM_WORKER) have come to the scheduler at {where} in {_SECONDS_FOR_ALL} s; "
-                        "scripts/launch.py starts all of them")
-    return made[0] if made else create()  # which has failed, and says why again
+                        "scripts/launch.py starts all of them") from None
 
 
 def _meet_scheduler() -> None:

@@ -1,4 +1,4 @@
-"""Where processes of a parameter server meet, when they are started by hand: it works, or is refused with host and port."""
+"""Where processes of a parameter server meet that are started by hand: it works, or is refused with host and port."""
 
 import os
 import socket
@@ -36,7 +36,8 @@ def by_hand(token, monkeypatch, free_port):
         for name, value in (("PS_ROOT_URI", host), ("PS_ROOT_PORT", free_port), ("NUM_WORKER", 1), ("NUM_SERVER", 1)):
             monkeypatch.setenv(f"DMLC_{name}", str(value))
         for role in roles:
-            started.append(subprocess.Popen(SERVER, env={**os.environ, "DMLC_ROLE": role}, stderr=subprocess.PIPE, text=True))
+            started.append(subprocess.Popen(SERVER, env={**os.environ, "DMLC_ROLE": role}, stderr=subprocess.PIPE,
+                                            text=True))
         monkeypatch.setenv("DMLC_ROLE", "worker")
         return started
 
@@ -53,8 +54,9 @@ def worker(place, *flags, program=(str(SCRIPT),), code=0):
 def test_servers_that_never_come(tmp_path, by_hand, free_port, token):
     by_hand("127.0.0.1", "scheduler")
     said = worker(tmp_path, program=("-c", IMPATIENT), code=2)
-    assert said == ("train.py: error: --kvstore: not all of 1 servers (DMLC_NUM_SERVER) and 1 workers (DMLC_NUM_WORKER) have "
-                    f"come to the scheduler at 127.0.0.1:{free_port} in 4 s; scripts/launch.py starts all of them\n")
+    assert said == (
+        "train.py: error: --kvstore: not all of 1 servers (DMLC_NUM_SERVER) and 1 workers (DMLC_NUM_WORKER) have come to "
+        f"the scheduler at 127.0.0.1:{free_port} in 4 s; scripts/launch.py starts all of them\n")
     assert len(processes(token)) == 1  # the scheduler, which is ours
 
 
@@ -69,7 +71,8 @@ def test_an_unknown_host_is_named(tmp_path, by_hand, free_port):
     server, = by_hand("no.such.host.invalid", "server")
     assert f"no scheduler answers at no.such.host.invalid:{free_port}" in worker(tmp_path, code=2)
     assert server.wait(30) == 2
-    assert server.stderr.read() == "server: error: DMLC_PS_ROOT_URI=no.such.host.invalid: is no host that this one knows\n"
+    assert server.stderr.read() == (
+        "server: error: DMLC_PS_ROOT_URI=no.such.host.invalid: is no host that this one knows\n")
 
 
 @pytest.mark.parametrize("variables, words", [({}, "needs servers and a scheduler"),

@@ -18,8 +18,8 @@ FAR = "far@localhost"  # another user: counts as another host, and the stand-in 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("transport", [HOROVOD, pytest.param("ps", marks=pytest.mark.slow)])
 def test_a_host_that_comes_back_is_taken_in(tmp_path, ssh, token, transport):
-    """One of two hosts does not answer at first. When the only worker is killed, it is back, with places for two: the run
-    goes on there, and ends with the bits of one process."""
+    """One of two hosts does not answer at first. When the only worker is killed, it is back, with places for two: the
+    run goes on there, and ends with the bits of one process."""
     idx_folder(tmp_path / "data", 97, 23, side=8)
     (tmp_path / "network.py").write_text(NETWORK)
     (tmp_path / "hosts").write_text(f"localhost\n{FAR} slots=2\n")

@@ -150,7 +150,7 @@ def test_an_exception_in_one_process(place, tmp_path, transport):
     (tmp_path / "breaks.py").write_text(BREAKS)
     token = f"{os.getpid()}-{transport}-breaks"
     process = start(tmp_path, launch(place, transport, 2, 1, *flags(place, tmp_path / "run"), "--model", "breaks:net",
-                                     ours=["--grace", 2]), token)
+                                     ours=["--grace", 8]), token)
     _, said = process.communicate(timeout=100)
     assert process.returncode == 1 and said.count("Traceback") == 1, said
     assert said.splitlines()[-1] == (

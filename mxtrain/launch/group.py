@@ -14,7 +14,7 @@ from mxtrain.signals import SAME_SECONDS, Handlers
 
 _POLL_SECONDS = 0.02
 _SERVICE_SECONDS = 2.0  # that servers have to end by themselves after the workers; they have nothing to save
-_CULPRIT_SECONDS = 2.0  # that it has to end by itself, with its own words, when the first to end has but lost it
+_CULPRIT_SECONDS = 5.0  # that it has to end by itself, with its own words, when the first to end has but lost it
 _KILL_SECONDS = 3.0  # that a guard has to do so
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import os
 import signal
 import sys
+import time
 from typing import Callable, List
 
 from tqdm import tqdm
 
-from mxtrain.errors import Elsewhere, TrainingError, UserError
-from mxtrain.launch.worker import LOST_PEER
+from mxtrain.errors import Elsewhere, LostPeer, TrainingError, UserError
+from mxtrain.launch.worker import LOST_PEER, leave
 
 _log = logging.getLogger("mxtrain")
+
+_SECONDS_TO_SPEAK = 2.0  # that a process has that knows why all end: horovodrun ends all when the first has ended
 
 
 class _StandardError(logging.Handler):
@@ -36,8 +41,12 @@ def run(program: str, main: Callable[[List[str]], int]) -> None:
         code = main(sys.argv[1:])
     except UserError as error:
         code = _fail(program, error, 2)
-    except Elsewhere as error:
+    except LostPeer as error:
         code = _fail(program, error, LOST_PEER)
+    except Elsewhere:
+        atexit._run_exitfuncs()  # the one that knows why would wait for Horovod's leave of this one
+        time.sleep(_SECONDS_TO_SPEAK)
+        code = LOST_PEER
     except TrainingError as error:
         code = _fail(program, error, 1)
     except KeyboardInterrupt:
@@ -45,6 +54,8 @@ def run(program: str, main: Callable[[List[str]], int]) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone
         code = 1
+    if code == LOST_PEER or code and "DMLC_ROLE" in os.environ:
+        leave(code)  # Horovod and MXNet would complain of the lost peer, or wait for it
     sys.exit(code)
 
 

@@ -20,7 +20,12 @@ class TrainingError(Exception):
 
 
 class Elsewhere(TrainingError):
-    """Training ends only because another process cannot go on, which says why itself; exit code 75."""
+    """Training ends only because another process cannot go on, which says why itself: programs say nothing, and exit
+    with code 75."""
+
+
+class LostPeer(Elsewhere):
+    """Another process has gone and may not have said why: programs print this too."""
 
 
 def nearest(name: str, allowed) -> str:

@@ -6,6 +6,10 @@ import signal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+SAME_SECONDS = 2.0
+"""What follows the first signal so soon is the same wish: schedulers, systemd and terminals send it to every process of
+a group, launchers pass theirs on, and so a process gets it twice. A later one is a second wish: to end at once."""
+
 
 class Handlers:
     """While entered, `_receive(number)` is called for SIGINT, SIGTERM and, unless nohup has it ignored, SIGHUP."""

@@ -15,6 +15,7 @@ import time
 
 import pytest
 
+from mxtrain.signals import SAME_SECONDS
 from mxtrain.train import checkpoint, loop
 from mxtrain.train.main import main
 from trainings import (
@@ -285,6 +286,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
     process.says("in an update")
     process.send(signal.SIGINT)
     process.says("saving after this update")
+    time.sleep(SAME_SECONDS + 0.5)
     process.send(signal.SIGTERM)
     assert process.end() == -signal.SIGTERM
     assert checkpoint.Folder(tmp_path / "run" / "checkpoints").names() == ["update-00000000"]

@@ -27,5 +27,6 @@ What the launcher expects of a worker (mxtrain.launch.worker has both sides' fun
   wait for this one. mxtrain's own store is told not to; a program with a store of its own ends by os._exit
   (mxtrain.launch.worker.leave).
 - SIGINT, SIGTERM, SIGHUP: save and end. After a failure elsewhere it is SIGTERM too, and SIGKILL --grace seconds
-  later. No worker gets a second one of them.
+  later. No worker gets a second one of them from here; what comes within 2 seconds of the first, from a system that
+  signals all processes of a job, is to be taken for the same. Scheduler and servers pass over all of them.
 """

@@ -10,22 +10,25 @@ from typing import Callable, List, Optional
 
 from mxtrain.launch.processes import Output, Process, Task
 from mxtrain.launch.worker import LOST_PEER
-from mxtrain.signals import Handlers
+from mxtrain.signals import SAME_SECONDS, Handlers
 
 _POLL_SECONDS = 0.02
 _SERVICE_SECONDS = 2.0  # that servers have to end by themselves after the workers; they have nothing to save
-_CULPRIT_SECONDS = 2.0  # that it has to end by itself, with its own words, when the first to end has but lost it
+_CULPRIT_SECONDS = 5.0  # that it has to end by itself, with its own words, when the first to end has but lost it
 _KILL_SECONDS = 3.0  # that a guard has to do so
 
 
 class Signals(Handlers):
-    """While entered, remembers SIGINT, SIGTERM and SIGHUP: the first, and how many came."""
+    """While entered, remembers SIGINT, SIGTERM and SIGHUP: the first, and how many came; those within SAME_SECONDS of
+    the first are the same."""
 
-    first, count = 0, 0
+    first, count, _since = 0, 0, 0.0
 
     def _receive(self, number):
-        self.first = self.first or number
-        self.count += 1
+        if not self.first:
+            self.first, self.count, self._since = number, 1, time.monotonic()
+        elif time.monotonic() - self._since > SAME_SECONDS:
+            self.count += 1
 
 
 @dataclass
@@ -106,7 +109,7 @@ class Group:
         self._running = [process for process in self._running if process.code is None]
         # Of several in one look, those that a signal ended have hardly been ended by the others.
         for process in sorted(ended, key=lambda process: process.code <= 128):
-            if self._forwarded and process.code == 128 + self._signals.first:
+            if process.task.rank is not None and self._forwarded and process.code == 128 + self._signals.first:
                 self._stopped = True
             elif process.code != 0 and not self._as_asked(process):
                 self._failed.append(process)

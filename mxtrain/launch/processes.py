@@ -127,7 +127,8 @@ class Process:
         if self.code == 255 and not self.task.here:
             how = f"{how} (of ssh, if the connection was lost)"
         where = f"{self.task.name} on {self.task.host} ended with {how}"
-        return f"{where}: {self.last_words}" if self.last_words else where
+        says_why = self.last_words and self.code != 128 + signal.SIGKILL  # of which it knew nothing
+        return f"{where}: {self.last_words}" if says_why else where
 
     def _job(self, grace: float) -> dict:
         task = self.task

@@ -29,7 +29,7 @@ class LaunchConfig:
     """Go on with as few workers when some fail or their hosts do not answer (default: the number of workers)."""
     port: Optional[int] = None
     """TCP port of the scheduler, or of Horovod's rendezvous, on this host (default: a free one)."""
-    grace: float = 20.0
+    grace: float = 15.0
     """Seconds that processes have to end, and perhaps to finish a checkpoint, after another one has failed."""
 
     def __post_init__(self):

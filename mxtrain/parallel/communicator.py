@@ -40,6 +40,10 @@ class Communicator:
     seconds_between_logs = 0.5
     """A log waits for all processes."""
 
+    def known(self, world: World) -> World:
+        """The world, with what is known of it only now that the processes have met."""
+        return world
+
     def use(self, contexts: Sequence[mx.Context]) -> None:
         """The contexts of this process, in front of the first `allreduce`."""
 
@@ -70,7 +74,8 @@ class Communicator:
     def together(self, function: Callable[[], Any]) -> Any:
         """What the function returns here, if it can be done in every process.
 
-        Where it raises a UserError or TrainingError this is raised; the other processes raise Elsewhere.
+        Where it raises a UserError or TrainingError this is raised; the other processes raise Elsewhere. What is raised
+        in all is for rank 0 to say.
         """
         result, error = None, None
         try:
@@ -79,10 +84,14 @@ class Communicator:
             error = caught
         failed = self.total(np.array([float(error is not None)]))[0]
         if error is not None:
-            raise error
+            raise self.once(error) if failed == self.size else error
         if failed:
             raise Elsewhere(f"{failed:.0f} of {self.size} processes cannot go on")
         return result
+
+    def once(self, error: Exception) -> Exception:
+        """What to raise for an error that every process has come upon: it is for rank 0 to say."""
+        return error if self.rank == 0 else Elsewhere(f"rank 0 has the same: {error}")
 
     def check_same(self, value: Any, mistake: Callable[[Any], str]) -> None:
         """Raises UserError, with what `mistake` makes of rank 0's value, where the value is another than that; Elsewhere
@@ -193,7 +202,7 @@ def _meet(world: World) -> Communicator:
     if world.kvstore == "horovod":
         from mxtrain.parallel.horovod import Horovod
 
-        return Horovod()
+        return Horovod(world.size)
     if world.kvstore == "dist_async":
         from mxtrain.parallel.asynchronous import Asynchronous
 

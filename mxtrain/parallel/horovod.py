@@ -7,16 +7,20 @@ from typing import Sequence
 import mxnet as mx
 import numpy as np
 
-from mxtrain.errors import Elsewhere, UserError
+from mxtrain.errors import LostPeer, UserError
 from mxtrain.parallel.communicator import AmongProcesses
+from mxtrain.parallel.world import World
 
 _SHUT_DOWN = "Horovod has been shut down"
 
 
 class Horovod(AmongProcesses):
-    """Sums in rings of the processes' first contexts."""
+    """Sums in rings of the processes' first contexts.
 
-    def __init__(self):
+    started: number of processes that the launcher has started.
+    """
+
+    def __init__(self, started: int):
         try:
             import horovod.mxnet as hvd
         except ImportError as error:
@@ -24,6 +28,15 @@ class Horovod(AmongProcesses):
                             "make setup HOROVOD=1 builds it") from None
         hvd.init()
         self._hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
+        if self.size != started:
+            raise UserError(
+                f"--kvstore horovod: {started} processes were started, and Horovod, built without MPI, knows of "
+                f"{self.size}; start them by horovodrun -np {started} python scripts/train.py ..., or say --kvstore "
+                "device for trainings that do not hear of each other")
+
+    def known(self, world: World) -> World:
+        # mpirun and srun do not say it, or each in another way.
+        return world._replace(local_rank=self._hvd.local_rank(), local_size=self._hvd.local_size())
 
     def _add(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         for number, array in enumerate(arrays):
@@ -39,7 +52,7 @@ class Horovod(AmongProcesses):
         except mx.base.MXNetError as error:
             if not self.lost_peer(error):
                 raise
-            raise Elsewhere(f"another process has gone: {_SHUT_DOWN}") from None
+            raise LostPeer(f"another process has gone: {_SHUT_DOWN}") from None
         return total.reshape(values.shape)
 
     def lost_peer(self, error: Exception) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import threading
 import time
-from typing import List, Sequence
+from concurrent.futures import Future, TimeoutError
+from typing import Any, Callable, List, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -16,6 +18,7 @@ from mxtrain.parallel.communicator import AmongProcesses
 
 _ON_ALL_SERVERS = 1_000_000  # elements from which on MXNet spreads an array over all servers
 _SECONDS_TO_MEET = 60  # the scheduler imports MXNet first, as this process did
+_SECONDS_FOR_ALL = 120  # for servers and workers to come, of which some may be started by hand
 
 
 class ParameterServer(AmongProcesses):
@@ -27,7 +30,7 @@ class ParameterServer(AmongProcesses):
     def __init__(self, kvstore: str):
         _meet_scheduler()
         self._uses = 0
-        self._store, self._known = mx.kv.create(kvstore), set()
+        self._store, self._known = _in_time(lambda: mx.kv.create(kvstore)), set()
         # Else a process that ends by an error would wait at its end for the others, and they for it.
         self._wait_at_the_end(False)
         # The store numbers workers by address and port, anew at every start; a launcher knows better.
@@ -97,13 +100,36 @@ class ParameterServer(AmongProcesses):
         self._store.pushpull(keys, arrays, out=arrays)
 
 
+def _in_time(create: Callable[[], Any]) -> Any:
+    """What `create` returns. MXNet waits in it until the scheduler has heard of all servers and workers, for ever if
+    one does not come; then this raises UserError."""
+    made: Future = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(create())
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=make, daemon=True).start()
+    try:
+        return made.result(_SECONDS_FOR_ALL)
+    except TimeoutError:
+        servers, workers = os.environ["DMLC_NUM_SERVER"], os.environ["DMLC_NUM_WORKER"]
+        where = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format(**os.environ)
+        raise UserError(f"--kvstore: not all of {servers} servers (DMLC_NUM_SERVER) and {workers} workers "
+                        f"(DMLC_NUM_WORKER) have come to the scheduler at {where} in {_SECONDS_FOR_ALL} s; "
+                        "scripts/launch.py starts all of them") from None
+
+
 def _meet_scheduler() -> None:
     """Raises UserError when nobody listens where the scheduler should be: MXNet would wait for it for ever."""
     host, port = os.environ["DMLC_PS_ROOT_URI"], os.environ["DMLC_PS_ROOT_PORT"]
     deadline = time.monotonic() + _SECONDS_TO_MEET
     while True:
         try:
-            socket.create_connection((host, int(port)), timeout=5).close()
+            with socket.create_connection((host, int(port)), timeout=5) as one:
+                os.environ["DMLC_PS_ROOT_URI"] = one.getpeername()[0]  # MXNet asks for an address and not a name
             return
         except (OSError, ValueError, OverflowError) as error:
             if time.monotonic() > deadline or isinstance(error, (socket.gaierror, ValueError, OverflowError)):

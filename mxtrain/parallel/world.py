@@ -6,12 +6,20 @@ horovodrun and scripts/launch.py start one command several times and describe ea
 from __future__ import annotations
 
 import os
+import time
+from contextlib import contextmanager
 from typing import Mapping, NamedTuple, Optional
 
 from mxtrain.errors import UserError
 
 OVER_SERVERS = ("dist_sync", "dist_device_sync", "dist_async")
 IN_PROCESS = ("none", "local", "device", "nccl")
+
+_OTHER_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+"""How many processes mpirun (of Open MPI; of MPICH and Intel) and srun have started. A Horovod with MPI meets there."""
+
+_RANKS = ("MXTRAIN_RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_LATER = 3.0  # seconds
 
 
 class World(NamedTuple):
@@ -62,7 +70,27 @@ def world(kvstore: Optional[str], environment: Mapping[str, str] = os.environ) -
     if role:
         raise UserError(f"DMLC_ROLE={role}: this is a {role} of a parameter server, but --kvstore is "
                         f"{kvstore or 'not given'}; allowed here are {', '.join(OVER_SERVERS)}")
-    return World(kvstore or "device")
+    if kvstore in IN_PROCESS:
+        return World(kvstore)
+    size = max(_number(environment, name, 1) for name in _OTHER_LAUNCHERS)
+    if size > 1:
+        return World("horovod", size)  # or it says so when they meet
+    if kvstore == "horovod":
+        raise UserError(f"{asked}: this process was started alone; start several by horovodrun -np 2 python "
+                        "scripts/train.py ..., or leave the flag out")
+    return World("device")
+
+
+@contextmanager
+def rank_0_first(environment: Mapping[str, str] = os.environ):
+    """For mistakes that processes find before they hear of each other: rank 0 says them at once. Another one waits;
+    whoever has started them ends it meanwhile when rank 0 had the same to say."""
+    try:
+        yield
+    except UserError:
+        if next((environment[name] for name in _RANKS if name in environment), "0") != "0":
+            time.sleep(_LATER)
+        raise
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -58,9 +58,9 @@ class Audit:
         if (hashes[0] != hashes[1]).any():
             names = self._names()
             where = f"run on {names[one]} and again on {names[other]}" if one != other else f"run twice on {names[one]}"
-            raise TrainingError(f"--audit: in update {update + 1}, shard {shard}, {where}, has two gradients, which "
-                                f"first differ in {self._trained[_first(hashes[0], hashes[1])]}: a device fails, or an "
-                                "operator is not repeatable")
+            raise self._communicator.once(TrainingError(
+                f"--audit: in update {update + 1}, shard {shard}, {where}, has two gradients, which first differ in "
+                f"{self._trained[_first(hashes[0], hashes[1])]}: a device fails, or an operator is not repeatable"))
         return reports
 
     def weights(self, update: int, always: bool = False) -> None:
@@ -74,9 +74,10 @@ class Audit:
             good = next(replica for replica in range(len(table)) if replica not in differing)
             each = self._of_all(lambda arrays: [_hash([digest(array)]) for array in arrays])
             names, bad = self._names(), differing[0]
-            raise TrainingError(f"--audit: after update {update} the weights of {names[bad]} are not those of "
-                                f"{names[good]}, first in {list(self._parameters)[_first(each[bad], each[good])]}: a "
-                                "device fails, or something writes to the weights of one replica")
+            raise self._communicator.once(TrainingError(
+                f"--audit: after update {update} the weights of {names[bad]} are not those of {names[good]}, first in "
+                f"{list(self._parameters)[_first(each[bad], each[good])]}: a device fails, or something writes to the "
+                "weights of one replica"))
         self._compared = update
 
     def _due(self, update: int) -> bool:

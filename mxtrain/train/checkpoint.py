@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
@@ -145,7 +146,8 @@ class Folder:
             raise TrainingError(f"cannot write checkpoint {path}: {error.strerror or error}{rest}") from None
         for name in self.names()[:-self._keep]:
             if name != self.pointed("best"):
-                shutil.rmtree(self.path / name, ignore_errors=True)
+                with suppress(OSError):
+                    _remove(self.path / name)
         return path
 
     def names(self) -> List[str]:
@@ -184,7 +186,7 @@ class Folder:
         for name in self.names():
             if _update(name) > update:
                 _log.info("removing %s, which is past the checkpoint that the run goes on from", self.path / name)
-                shutil.rmtree(self.path / name)
+                _remove(self.path / name)
 
 
 def find(path: str) -> Tuple[Path, Optional[Path]]:
@@ -206,8 +208,15 @@ def repair(path: Path) -> None:
     for entry in os.listdir(path):
         if entry.startswith(".old-") and not (path / entry[len(".old-"):]).exists():
             os.replace(path / entry, path / entry[len(".old-"):])
-        elif entry.startswith((".new-", ".old-")):
+        elif entry.startswith((".new-", ".old-", ".gone-")):
             shutil.rmtree(path / entry, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint, which loses its name first: whoever dies on the way leaves none that is not whole."""
+    gone = path.with_name(f".gone-{path.name}")
+    os.replace(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _update(name: str) -> int:

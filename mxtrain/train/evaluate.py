@@ -53,5 +53,5 @@ def evaluate(layout, batches: Iterable[Sequence], names: Sequence[str], see: Cal
     count()
     totals.skipped = int(communicator.total(np.array([float(totals.skipped)]))[0])
     if totals.skipped and not totals.samples:
-        raise UserError(f"none of the {totals.skipped} samples to evaluate on can be read")
+        raise communicator.once(UserError(f"none of the {totals.skipped} samples to evaluate on can be read"))
     return totals

@@ -65,7 +65,7 @@ def train(run: Run) -> None:
             if run.checkpoint_updates and state.update % run.checkpoint_updates == 0:
                 save(run)
         if state.skipped and not state.samples:
-            raise UserError(f"none of the {state.skipped} training samples can be read")
+            raise run.communicator.once(UserError(f"none of the {state.skipped} training samples can be read"))
         _prefetch(run)
         rows = [_train_row(run), *_validation_row(run)]
         stop = run.monitor.epoch(rows[-1])
@@ -90,15 +90,16 @@ def update(run: Run, batch, lr: float, agreed: Agreement) -> None:
         run.communicator.allreduce(layout.sums)
         layout.finish(agreed.shards)
     except NotSummable:
-        raise TrainingError("a gradient, or a statistic of batch normalization, is infinite, not a number or too "
-                            f"large to be summed exactly in update {number + 1}: training has diverged") from None
+        raise run.communicator.once(TrainingError(
+            "a gradient, or a statistic of batch normalization, is infinite, not a number or too large to be summed "
+            f"exactly in update {number + 1}: training has diverged")) from None
     scale = 1.0 / agreed.rows
     if run.clip_norm is not None:
         run.state.grad_norm = scale * global_norm(layout.gradients[0])
         # (Processes that are apart must not stop apart: they see it in the weights, which it spoils for all.)
         if not math.isfinite(run.state.grad_norm) and not run.communicator.apart:
-            raise TrainingError(f"the norm of the gradient is {run.state.grad_norm} in update {number + 1}: training "
-                                "has diverged")
+            raise run.communicator.once(TrainingError(
+                f"the norm of the gradient is {run.state.grad_norm} in update {number + 1}: training has diverged"))
         scale *= min(1.0, run.clip_norm / run.state.grad_norm) if run.state.grad_norm else 1.0
     run.optimizer.update(layout.gradients, number, lr, scale)
     run.audit.weights(number + 1)
@@ -112,11 +113,16 @@ def save(run: Run, best: bool = False) -> None:
     run.optimizer.gather()
     run.audit.weights(run.state.update, always=True)
     arrays, state = snapshot(run)
-    broken = check_finite(arrays)
-    if broken:
-        raise TrainingError(f"{broken} is not finite after update {run.state.update}: training has diverged")
+
+    def write() -> None:
+        broken = check_finite(arrays)
+        if broken:
+            raise TrainingError(f"{broken} is not finite after update {run.state.update}: training has diverged")
+        if run.checkpoints:
+            run.checkpoints.save(run.state.update, arrays, state, best)
+
     # Nobody goes on, or ends, before it is written: a launcher may end all when the first has ended.
-    run.communicator.together(lambda: run.checkpoints and run.checkpoints.save(run.state.update, arrays, state, best))
+    run.communicator.together(write)
     run.saved_at = time.monotonic()
 
 
@@ -173,6 +179,7 @@ def _answer(run: Run, agreed: Agreement) -> None:
     when another process cannot read its part of a batch; both with everything saved."""
     if agreed.failed:
         save(run)
+        _log.info("another process cannot go on%s", _saved(run))
         raise Elsewhere(f"another process cannot go on{_saved(run)}")
     if agreed.signal:
         _stop(run, agreed.signal)
@@ -190,8 +197,9 @@ def _count(run: Run, agreed: Agreement) -> None:
     state.samples += agreed.samples
     state.skipped += agreed.bad
     if agreed.bad and state.skipped >= _TOO_MANY and state.skipped > state.samples:
-        raise UserError(f"{state.skipped} of the first {state.skipped + state.samples} samples of epoch "
-                        f"{state.epoch + 1} cannot be read: most of the data are bad")
+        raise run.communicator.once(UserError(
+            f"{state.skipped} of the first {state.skipped + state.samples} samples of epoch {state.epoch + 1} cannot be "
+            "read: most of the data are bad"))
 
 
 def _report(run: Run) -> None:

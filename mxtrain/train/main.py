@@ -8,7 +8,7 @@ from typing import List
 
 from mxtrain import cli, compat, config
 from mxtrain.devices import contexts
-from mxtrain.errors import Elsewhere, UserError
+from mxtrain.errors import LostPeer, UserError
 from mxtrain.parallel import world
 from mxtrain.parallel.settings import refuse_without_effect
 from mxtrain.tasks import kind
@@ -19,12 +19,15 @@ _log = logging.getLogger("mxtrain")
 
 def main(argv: List[str]) -> int:
     """Trains as the command line says; returns the exit code."""
-    arguments = config.parse(argv)
-    folder.remember_log()
-    around = world.world(arguments.given.get("kvstore"))
-    if arguments.check_data and around.several:
-        raise UserError("--check-data: one process reads all samples; start it without horovodrun or launch.py")
-    communicator = _connect(around, arguments.given) if around.several else None
+    with world.rank_0_first():
+        arguments = config.parse(argv)
+        folder.remember_log()
+        around = world.world(arguments.given.get("kvstore"))
+        if arguments.check_data and around.several:
+            raise UserError("--check-data: one process reads all samples; start it without horovodrun or launch.py")
+        communicator = _connect(around, arguments.given) if around.several else None
+    if communicator:
+        around = communicator.known(around)
     settings, place = session.configure(arguments.given, communicator)
     if arguments.check_data:
         from mxtrain.data.check import check
@@ -57,7 +60,7 @@ def main(argv: List[str]) -> int:
 
     communicator = connect(around, replicas)
     if settings.parallel.exact:
-        communicator.check_exact()
+        communicator.together(communicator.check_exact)
     part = part_for(settings, len(replicas), communicator)
     task = communicator.together(lambda: kind.open_task(settings, place is not None, part))
     communicator.check_same(task.data.fingerprint, lambda _: (
@@ -87,7 +90,7 @@ def main(argv: List[str]) -> int:
     except mx.base.MXNetError as error:
         if not communicator.lost_peer(error):
             raise
-        raise Elsewhere(f"another process has gone: {str(error).strip().splitlines()[-1]}") from None
+        raise LostPeer(f"another process has gone: {str(error).strip().splitlines()[-1]}") from None
     finally:
         task.close()
     if communicator.rank == 0:

@@ -113,8 +113,9 @@ class Meter:
         parts = [Part(size, positions, _values(reports)) for _, reports, size, positions in due]
         for (update, *_), values in zip(due, whole(parts, self._communicator)):
             if not np.isfinite(values[:, 0]).all():
-                raise TrainingError(f"the loss is {values[:, 0].sum()} in update {update + 1}: training has diverged "
-                                    "(a lower --lr, --warmup-epochs or --clip-norm may help)")
+                raise self._communicator.once(TrainingError(
+                    f"the loss is {values[:, 0].sum()} in update {update + 1}: training has diverged (a lower --lr, "
+                    "--warmup-epochs or --clip-norm may help)"))
             self.totals.add(values)
         return self.totals.means()
 

@@ -38,6 +38,7 @@ def configure(given: Dict[str, Any], communicator=None) -> Tuple[SimpleNamespace
         mine = communicator.together(lambda: _joined(given) if communicator.rank == 0 else (None, None))
         values, place = communicator.share([mine[0], mine[1] and [str(path) if path else None for path in mine[1]]])
         place = place and Place(*(path and Path(path) for path in place))
+        return communicator.together(lambda: config.build(values)), place
     return config.build(values), place
 
 
@@ -127,7 +128,7 @@ def _resume(run, settings, place: Place) -> List[str]:
 
     communicator = run.communicator
     loaded = distribute(communicator, communicator.together(read if communicator.rank == 0 else lambda: None))
-    restore(run, loaded)
+    communicator.together(lambda: restore(run, loaded))
     state = run.state
     if state.epoch >= run.epochs or run.monitor.exhausted:
         state.finished = state.finished or f"{state.epoch} epochs are done, --epochs {run.epochs} asks for no more"

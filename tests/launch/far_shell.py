@@ -16,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 
-ALIVE, PATIENCE = 0.5, 5.0  # seconds
+ALIVE, PATIENCE = 0.5, 9.0  # seconds; the patience is what hosts.SSH asks of ssh
 
 
 def send(one, lock, letter, data=b""):

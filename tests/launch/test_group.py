@@ -3,10 +3,14 @@
 import os
 import signal
 import socket
+import sys
 import time
 
 import pytest
 from launching import processes, variables_of, wait_for
+
+from mxtrain.signals import SAME_SECONDS
+from trainings import SCRIPT as TRAIN
 
 RANK = "import os, sys, time, signal; rank = int(os.environ['MXTRAIN_RANK']); "
 SAVES = RANK + """
@@ -132,11 +136,33 @@ def test_a_signal_lets_the_workers_save(launched, number):
     assert last(err) == f"launch.py: ended by {number.name}"
 
 
+def test_a_signal_that_comes_twice_at_once_lets_the_workers_save(launched):
+    process = launched("-n", 2, code=SAVES.replace("sleep(0.3)", "sleep(1)") + WAITS)
+    wait_ready(process, 2)
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
+
+
+def test_a_signal_that_ends_a_server_too_is_a_failure(launched, token):
+    """The workers cannot save without it, and would wait."""
+    process = launched("-n", 2, "--grace", 0.5, code=RANK + DEAF + WAITS)
+    wait_ready(process, 2)
+    process.send_signal(signal.SIGTERM)
+    server, = [pid for pid in processes(token) if variables_of(pid).get("DMLC_ROLE") == "server"]
+    os.kill(server, signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 143 and last(err).endswith("server 0 on localhost ended with exit code 143 (SIGTERM)")
+
+
 def test_a_second_signal_ends_at_once(launched):
     process = launched("-n", 2, code=RANK + DEAF + WAITS)
     wait_ready(process, 2)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    time.sleep(SAME_SECONDS + 0.3)
     assert process.poll() is None
     start = time.monotonic()
     process.send_signal(signal.SIGTERM)
@@ -206,6 +232,25 @@ def test_a_port_in_use_is_named(launch):
         result, out, _ = launch("-n", 1, "--port", port, code="print('started')")
     assert result.startswith(f"UserError: --port {port}: is in use on 127.0.0.1; give another one")
     assert "started" not in out
+
+
+def test_a_mistake_of_all_is_said_once(launch):
+    """And by the launcher, last."""
+    result, _, err = launch("-n", 3, command=[sys.executable, str(TRAIN), "--kvstore", "dist_sync", "--lr", "much"])
+    assert result == 2 and "train.py: error: --lr much: must be a number" in last(err)
+    assert [line for line in err.splitlines() if "error" in line and line != last(err)] == [
+        "[worker 0] train.py: error: --lr much: must be a number"]
+
+
+def test_two_launches_with_one_port(launched, launch):
+    """The second is refused, and the first goes on."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    first = launched("-n", 1, "--port", port, code=RANK + "print('ready', flush=True); time.sleep(2)")
+    wait_ready(first, 1)
+    result, out, _ = launch("-n", 1, "--port", port, code="print('started')")
+    assert result.startswith(f"UserError: --port {port}: is in use on 127.0.0.1") and "started" not in out
+    assert first.wait(20) == 0
 
 
 def test_two_launches_take_two_ports(launched):

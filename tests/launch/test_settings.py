@@ -18,7 +18,7 @@ def test_spellings_of_a_number(words):
 
 def test_defaults():
     settings = LaunchConfig(workers=3)
-    assert (settings.servers, settings.min_workers, settings.restarts, settings.grace) == (1, 3, 0, 20)
+    assert (settings.servers, settings.min_workers, settings.restarts, settings.grace) == (1, 3, 0, 15)
     assert LaunchConfig(workers=3, transport="horovod").servers == 0
 
 

@@ -18,6 +18,11 @@ from pathlib import Path
 import pytest
 from launching import SCRIPT, processes, wait_for
 
+from mxtrain.train import checkpoint
+from test_processes import NETWORK, flags_of, rows, run
+from trainings import SCRIPT as TRAIN
+from trainings import arrays, assert_same_bits, idx_folder
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 HERE, FAR, PORT = "10.77.0.1", "10.77.0.2", 22022
@@ -71,6 +76,10 @@ def hosts(tmp_path, monkeypatch, token):
             for words in (["link", "set", "lo", "up"], ["address", "add", f"{address}/24", "dev", device],
                           ["link", "set", device, "up"]):
                 assert ip("-n", name, *words).returncode == 0
+            # A network of its own, which comes first in the list: nothing that is bound to it is reached by the other.
+            for words in (["link", "add", "a0", "type", "veth", "peer", "name", "a1"], ["link", "set", "a0", "up"],
+                          ["link", "set", "a1", "up"], ["address", "add", "10.66.0.1/24", "dev", "a0"]):
+                assert ip("-n", name, *words).returncode == 0
         shell = Path(__file__).with_name("far_shell.py")
         server = subprocess.Popen(["ip", "netns", "exec", far, sys.executable, shell, "serve", FAR, str(PORT)],
                                   stdout=subprocess.PIPE)
@@ -93,21 +102,35 @@ def hosts(tmp_path, monkeypatch, token):
             os.rmdir("/etc/netns")
 
 
-def start(here, transport, hosts_file, code, *flags):
+def start(here, transport, hosts_file, *words, folder=None):
+    """words: what Python is to run in each worker."""
     command = ["ip", "netns", "exec", here, sys.executable, SCRIPT, "-n", "2", "--transport", transport,
-               "--hosts", hosts_file, *flags, "--", sys.executable, "-c", code]
+               "--hosts", hosts_file, "--", sys.executable, *words]
     return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            stdin=subprocess.DEVNULL)
+                            stdin=subprocess.DEVNULL, cwd=folder)
+
+
+def slow_down(here, link):
+    """20 ms one way."""
+    if shutil.which("tc"):
+        subprocess.run(["ip", "netns", "exec", here, "tc", "qdisc", "add", "dev", link, "root", "netem", "delay",
+                        "20ms"], check=False, capture_output=True)
+
+
+def all_ended(token, begin):
+    """Waits until nothing is left, within 30 seconds of `begin`, but for the stand-in for sshd."""
+    def left():
+        return [pid for pid in processes(token) if b"far_shell" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    wait_for(lambda: not left(), 30 - (time.monotonic() - begin))
 
 
 @transports
 def test_workers_sum_over_a_slow_link(hosts, transport, worker):
     here, link, file = hosts
-    if shutil.which("tc"):
-        subprocess.run(["ip", "netns", "exec", here, "tc", "qdisc", "add", "dev", link, "root", "netem", "delay",
-                        "20ms"], check=False, capture_output=True)
+    slow_down(here, link)
     code = worker + 'print(os.environ["MXTRAIN_RANK"], add(1.0 + int(os.environ["MXTRAIN_RANK"])))'
-    process = start(here, transport, file, code)
+    process = start(here, transport, file, "-c", code)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert sorted(out.splitlines()) == [f"[worker {n}] {n} [3.0, 3.0, 3.0]" for n in range(2)]
@@ -116,7 +139,7 @@ def test_workers_sum_over_a_slow_link(hosts, transport, worker):
 @transports
 def test_a_cut_link_ends_all(hosts, token, transport, worker):
     here, link, file = hosts
-    process = start(here, transport, file, worker + 'add(1.0); print("ready", flush=True)\nwhile True: add(1.0)')
+    process = start(here, transport, file, "-c", worker + 'add(1.0); print("ready", flush=True)\nwhile True: add(1.0)')
     try:
         process.stdout.readline(), process.stdout.readline()
         assert ip("-n", here, "link", "set", link, "down").returncode == 0
@@ -124,10 +147,55 @@ def test_a_cut_link_ends_all(hosts, token, transport, worker):
         _, err = process.communicate(timeout=60)
         assert process.returncode not in (0, None) and time.monotonic() - begin < 30
         assert "launch.py: error: " in err.splitlines()[-1]
-
-        def all_but_the_shell():
-            return [pid for pid in processes(token) if b"far_shell" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-        wait_for(lambda: not all_but_the_shell(), 30 - (time.monotonic() - begin))
+        all_ended(token, begin)
     finally:
         process.kill()
+
+
+@pytest.fixture
+def flags(tmp_path):
+    """A function: flags of train.py for a run folder."""
+    idx_folder(tmp_path / "data", 97, 23, side=8)
+    (tmp_path / "network.py").write_text(NETWORK)
+    return lambda out: [TRAIN, *flags_of(tmp_path, "none"), "--exact", "--out", tmp_path / out]
+
+
+def kvstore(transport):
+    return ["--kvstore", "dist_sync"] if transport == "ps" else []
+
+
+@transports
+def test_a_training_over_a_slow_link(hosts, flags, tmp_path, transport, worker):
+    here, link, file = hosts
+    slow_down(here, link)
+    process = start(here, transport, file, *flags("run"), *kvstore(transport), folder=tmp_path)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    run(tmp_path, [sys.executable, *flags("alone")])
+    assert_same_bits(arrays(tmp_path / "run"), arrays(tmp_path / "alone"))
+    assert rows(tmp_path / "run") == rows(tmp_path / "alone")
+
+
+@transports
+def test_a_training_whose_link_is_cut(hosts, flags, token, tmp_path, transport, worker):
+    """What was saved before is whole, and one process goes on from it to the end of the undisturbed run."""
+    here, link, file = hosts
+    more = ["--epochs", 20, "--schedule", "constant", "--checkpoint-updates", 7]
+    process = start(here, transport, file, *flags("run"), *more, *kvstore(transport), folder=tmp_path)
+    saved = checkpoint.Folder(tmp_path / "run" / "checkpoints", reads_only=True)
+    try:
+        wait_for(lambda: process.poll() is not None or any(name >= "update-00000021" for name in saved.names()), 100)
+        assert ip("-n", here, "link", "set", link, "down").returncode == 0
+        begin = time.monotonic()
+        _, err = process.communicate(timeout=60)
+        assert process.returncode not in (0, None) and time.monotonic() - begin < 30, err
+        assert "launch.py: error: " in err.splitlines()[-1]
+        all_ended(token, begin)
+    finally:
+        process.kill()
+    for name in saved.names():
+        checkpoint.read(saved.path / name)
+    run(tmp_path, [sys.executable, TRAIN, "--resume", tmp_path / "run"])
+    run(tmp_path, [sys.executable, *flags("alone"), *more])
+    assert_same_bits(arrays(tmp_path / "run"), arrays(tmp_path / "alone"))
+    assert rows(tmp_path / "run") == rows(tmp_path / "alone")

@@ -85,6 +85,18 @@ def test_a_failure_of_one_is_a_failure_of_all():
     assert isinstance(first, Elsewhere) and isinstance(third, Elsewhere) and "1 of 3" in str(first)
 
 
+def test_a_failure_of_all_is_for_rank_0_to_say():
+    def function(communicator):
+        def part():
+            raise UserError("no such file")
+
+        return communicator.together(part)
+
+    first, *others = among(3, function)
+    assert isinstance(first, UserError) and str(first) == "no such file"
+    assert [type(error) for error in others] == [Elsewhere] * 2
+
+
 def test_rows_of_several_processes_become_whole_again():
     """Two batches of five and three rows over three processes, of which one has none; row 3 of the first is bad."""
     values = [np.arange(10.0).reshape(5, 2), 100 + np.arange(6.0).reshape(3, 2)]

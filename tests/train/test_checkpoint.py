@@ -215,6 +215,26 @@ def test_a_process_that_dies_anywhere_leaves_a_whole_checkpoint(tmp_path, monkey
     assert_holds(save_and_read(again, 4), 4)
 
 
+def test_a_process_that_dies_while_an_old_one_is_removed(tmp_path, monkeypatch):
+    folder = Folder(tmp_path, keep=1)
+    save(folder, 1)
+    real = shutil.rmtree
+
+    def die(path, **_):
+        if "00000001" in str(path):
+            os.remove(path / "manifest.json")
+            raise Died()
+        real(path, **_)
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(shutil, "rmtree", die)
+        save(folder, 2)
+    for name in folder.names():
+        read(tmp_path / name)
+    assert Folder(tmp_path).names() == ["update-00000002"]
+    assert entries(tmp_path) == ["latest", "update-00000002"]
+
+
 def save_and_read(folder, update):
     save(folder, update)
     return folder.newest()

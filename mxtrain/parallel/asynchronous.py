@@ -19,7 +19,6 @@ from mxnet.gluon import Parameter
 from mxtrain.errors import UserError
 from mxtrain.optim.optimizer import create
 from mxtrain.optim.settings import OptimConfig
-from mxtrain.parallel.communicator import InProcess
 from mxtrain.parallel.server import ParameterServer
 from mxtrain.parallel.updates import ServerUpdates
 
@@ -43,13 +42,9 @@ class Asynchronous(ParameterServer):
         self._sums: Dict[str, list] = {}  # name -> [key, rounds begun]
         self.send(ServerUpdates(self.size))
 
-    def use(self, contexts: Sequence[mx.Context]) -> None:
-        super().use(contexts)
-        self._here = InProcess("device", contexts)
-
     def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
         """Sums over the contexts of this process only."""
-        self._here.allreduce(arrays)
+        self._within.allreduce(arrays)
 
     def total(self, values: np.ndarray) -> np.ndarray:
         flat = values.ravel()

@@ -73,6 +73,7 @@ def _list(value):
 def among(monkeypatch):
     """What function(communicator) returns or raises for each of some ranks."""
     monkeypatch.setattr(server, "_meet_scheduler", lambda: None)
+    monkeypatch.setattr(server, "_in_time", lambda create: create())  # in the thread that it is for
     monkeypatch.setattr(Asynchronous, "_wait_at_the_end", lambda *_: None)
     here = threading.local()
     create = mx.kv.create

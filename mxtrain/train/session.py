@@ -36,10 +36,23 @@ def configure(given: Dict[str, Any], communicator=None) -> Tuple[SimpleNamespace
     if communicator is None or communicator.size == 1:
         values, place = _joined(given)
     else:
+        _check_alike(given, communicator)
         mine = communicator.together(lambda: _joined(given) if communicator.rank == 0 else (None, None))
         values, place = communicator.share([mine[0], mine[1] and [str(path) if path else None for path in mine[1]]])
         place = place and Place(*(path and Path(path) for path in place))
     return config.build(values), place
+
+
+def _check_alike(given: Dict[str, Any], communicator) -> None:
+    """Raises UserError for a setting that this process was given and rank 0 was not, or the other way round."""
+    mine = {name: value for name, value in given.items() if name not in ("out", "resume")}  # which rank 0 alone looks at
+
+    def mistake(expected: Dict[str, Any]) -> str:
+        name = next(name for name in (*mine, *expected) if mine.get(name) != expected.get(name))
+        return (f"--{name.replace('_', '-')} {mine.get(name)}: for rank {communicator.rank}, and {expected.get(name)} for "
+                "rank 0; all processes are given the same settings")
+
+    communicator.check_same(mine, mistake)
 
 
 def threads_of_run(given: Dict[str, Any]) -> Optional[int]:

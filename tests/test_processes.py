@@ -47,8 +47,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 UPDATES = 10  # of an epoch
-FLAGS = ["--data", "data", "--model", "network:net", "--batch-size", 10, "--lr", 0.05, "--momentum", 0.9, "--clip-norm", 1.0,
-         "--no-plots", "--no-tensorboard", "--no-progress"]
+FLAGS = ["--data", "data", "--model", "network:net", "--batch-size", 10, "--lr", 0.05, "--momentum", 0.9, "--clip-norm",
+         1.0, "--no-plots", "--no-tensorboard", "--no-progress"]
 STEPS = ["--schedule", "step", "--decay-epochs", 1.5, 3.2, 7, "--decay-factor", 0.5, "--warmup-epochs", 0.5,
          "--checkpoint-updates", UPDATES // 2, "--keep", 99]
 """A rate that does not depend on the number of epochs, and checkpoints within them."""
@@ -103,8 +103,8 @@ def rows(run):
 
 
 def chain(place, out, links, *flags):
-    """One run by many starts: each goes on from a checkpoint in the middle of the epoch before, and trains one epoch more
-    than that had. Yields the number of epochs that are done."""
+    """One run by many starts: each goes on from a checkpoint in the middle of the epoch before, and trains one epoch
+    more than that had. Yields the number of epochs that are done."""
     done = 0
     for transport, workers, servers, contexts in links:
         if NO_HOROVOD and "horovod" in transport:
@@ -148,7 +148,8 @@ def test_every_start_goes_on_with_the_bits_of_one_process(place, alone, tmp_path
 
 
 FLOAT = [pytest.param([("horovod", 3, 0, 2), ("dist_device_sync", 2, 1, 1), ("alone", 1, 0, 2)], id="short"),
-         pytest.param([("ps", 3, 2, 2), ("horovodrun", 4, 0, 1), ("ps", 2, 1, 2), ("horovod", 2, 0, 2)], id="long", marks=SLOW)]
+         pytest.param([("ps", 3, 2, 2), ("horovodrun", 4, 0, 1), ("ps", 2, 1, 2), ("horovod", 2, 0, 2)], id="long",
+                      marks=SLOW)]
 
 
 @pytest.mark.parametrize("links", FLOAT)
@@ -177,8 +178,8 @@ def test_half_of_the_bytes(place, alone, tmp_path, contexts):
 def test_a_process_that_computes_something_else_is_found(place, tmp_path, transport):
     """Rank 1 is off in the 20th bit in front of the last layer: its shards have another gradient on rank 0."""
     (tmp_path / "faulty.py").write_text(FAULTY)
-    flags = [*FLAGS, "--data", place / "data", "--model", "faulty:net", "--exact", "--audit", 0.3, "--out", tmp_path / "run"]
-    said = run(tmp_path, launch(transport, 2, 1, *flags), code=1).stderr
+    flags = [*FLAGS, "--data", place / "data", "--model", "faulty:net", "--exact", "--audit", 0.3]
+    said = run(tmp_path, launch(transport, 2, 1, *flags, "--out", tmp_path / "run"), code=1).stderr
     assert "Traceback" not in said
     named = re.findall(r"--audit: in update (\d+), shard \d, run on rank \d, cpu\(0\) and again on rank \d, cpu\(0\), has "
                        r"two gradients, which first differ in 0.weight", said)
@@ -212,7 +213,8 @@ def test_after_a_kill_it_goes_on_by_itself(place, alone, tmp_path, transport):
     """kill -9 of one of three workers; the next start does without its place, and ends with the bits of one process."""
     out, token = tmp_path / "run", f"{os.getpid()}-{transport}"
     flags = ["--exact", "--schedule", "constant", "--epochs", 20]
-    command = launch(transport, 3, 1, *FLAGS, *flags, "--out", out, ours=["--restarts", 2, "--min-workers", 2, "--grace", 2])
+    ours = ["--restarts", 2, "--min-workers", 2, "--grace", 2]
+    command = launch(transport, 3, 1, *FLAGS, *flags, "--out", out, ours=ours)
     process = subprocess.Popen(list(map(str, command)), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env={**os.environ, TOKEN: token})
     wait_for(lambda: (out / "metrics.csv").exists() and len(metrics(out)) >= 4 or process.poll() is not None, 100)
@@ -231,8 +233,8 @@ def test_after_a_kill_it_goes_on_by_itself(place, alone, tmp_path, transport):
 # A process that has nothing to read, a file that only one of them cannot read, a stop that all agree on.
 
 PICTURES = {"train": {"a": 5, "b": 5}, "val": {"a": 2, "b": 2}}
-STOPPING = ["--data", "pictures", "--image-size", 8, "--augment", "none", "--batch-size", 2, "--lr", 1e-6, "--patience", 1,
-            "--exact", "--epochs", 9, "--on-bad-sample", "skip", "--seed", 2, "--progress"]
+STOPPING = ["--data", "pictures", "--image-size", 8, "--augment", "none", "--batch-size", 2, "--lr", 1e-6, "--patience",
+            1, "--exact", "--epochs", 9, "--on-bad-sample", "skip", "--seed", 2, "--progress"]
 
 
 @pytest.fixture(scope="module")
@@ -246,14 +248,14 @@ def pictures(place):
 
 
 @pytest.mark.parametrize("transport, workers", [pytest.param("horovodrun", 4, marks=HOROVOD.marks), ("ps", 2)])
-def test_a_few_pictures_of_which_some_cannot_be_read(pictures, alone, tmp_path, capsys, monkeypatch, transport, workers):
-    """Batches of two on four processes: some of them have nothing to do, and take all steps. Numbers, checkpoints and the
-    early stop are those of one process, and the files are written by one."""
+def test_a_few_pictures_some_unreadable(pictures, alone, tmp_path, capsys, monkeypatch, transport, workers):
+    """Batches of two on four processes: some of them have nothing to do, and take all steps. Numbers, checkpoints and
+    the early stop are those of one process, and the files are written by one."""
     out, expected = tmp_path / "run", alone(*STOPPING)
     done = run(pictures, launch(transport, workers, 1, *FLAGS, *STOPPING, "--out", out))
     assert_same_bits(arrays(out), arrays(expected))
     assert rows(out) == rows(expected)
-    assert [(row["samples"], row["skipped"]) for row in rows(out)] == [("9", "1"), ("3", "1")] * 2  # epochs: no progress
+    assert [(row["samples"], row["skipped"]) for row in rows(out)] == [("9", "1"), ("3", "1")] * 2  # of nine epochs
     assert [path.name for path in sorted(out.iterdir())] == [path.name for path in sorted(expected.iterdir())]
     assert sorted(os.listdir(out / "checkpoints")) == sorted(os.listdir(expected / "checkpoints"))
     log = (out / "log.txt").read_text()
@@ -272,7 +274,8 @@ def test_a_few_pictures_of_which_some_cannot_be_read(pictures, alone, tmp_path, 
 @pytest.mark.parametrize("transport", [HOROVOD, pytest.param("ps", marks=SLOW)])
 def test_a_picture_that_one_process_cannot_read_stops_all(pictures, tmp_path, transport):
     out = tmp_path / "run"
-    said = run(pictures, launch(transport, 2, 1, *FLAGS, *STOPPING, "--on-bad-sample", "stop", "--out", out), code=2).stderr
+    flags = [*FLAGS, *STOPPING, "--on-bad-sample", "stop", "--out", out]
+    said = run(pictures, launch(transport, 2, 1, *flags), code=2).stderr
     assert "Traceback" not in said and "pictures/train/b/4.png" in said.splitlines()[-1]
     assert arrays(out)
 
@@ -289,8 +292,8 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 @pytest.mark.parametrize("transport", ["ps", pytest.param("horovod", marks=[*HOROVOD.marks, SLOW])])
 def test_only_rank_0_sees_the_run(place, tmp_path, monkeypatch, transport):
-    """Starting weights with another head and two threads per context; then a resume where one process finds no run. MXNet
-    takes its threads before the processes meet: that process can only say what it lacks."""
+    """Starting weights with another head and two threads per context; then a resume where one process finds no run.
+    MXNet takes its threads before the processes meet: that process can only say what it lacks."""
     (tmp_path / "elsewhere.py").write_text(SOMEWHERE_ELSE)
     (tmp_path / "network.py").write_text(NETWORK)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
@@ -306,7 +309,8 @@ def test_only_rank_0_sees_the_run(place, tmp_path, monkeypatch, transport):
         command.insert(command.index("--") + 2, tmp_path / "elsewhere.py")
         return run(tmp_path, command, code).stderr
 
-    start(*FLAGS, "--data", place / "data", "--exact", "--threads", 2, "--init-from", "start.params", "--epochs", 1, "--out", "run")
+    start(*FLAGS, "--data", place / "data", "--exact", "--threads", 2, "--init-from", "start.params", "--epochs", 1,
+          "--out", "run")
     assert "threads per context 2" in (tmp_path / "run" / "log.txt").read_text()
     assert "set OMP_NUM_THREADS=2" in start("--resume", "run", "--epochs", 2, code=2)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
@@ -390,7 +394,8 @@ def test_a_script_of_ones_own(tmp_path, transport):
     for name in ("arrays", "shuffled", "again"):
         assert said[name][0] == said[name][1] and said[name][0].startswith("41 "), said[name]
     assert said["again"] == said["arrays"]
-    for name, words in (("others", "begin with other samples for rank 1"), ("later", "had other labels in epoch 2 for rank 1"),
+    for name, words in (("others", "begin with other samples for rank 1"),
+                        ("later", "had other labels in epoch 2 for rank 1"),
                         ("rates", "--momentum 0.1: for rank 1, and 0.0 for rank 0")):
         assert words in said[name][1], said[name]
         assert said[name][0].startswith("Elsewhere")

@@ -431,7 +431,7 @@ class _Patience:
 
 def _batches_ahead(rows: int, workers: int) -> int:
     """Two, or as many as keep all workers busy while the caller is not looking. rows: those of a batch read here."""
-    return max(2, math.ceil(2 * workers / max(1, rows)))
+    return max(2, math.ceil(2 * workers / rows) if rows else 2)
 
 
 def _shared_arrays(reader: Reader) -> List[np.ndarray]:

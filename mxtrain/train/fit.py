@@ -93,8 +93,9 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     parts.devices.threads = compat.threads()
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
     part = part_for(parts, len(contexts), communicator)
-    train_batches = _batches(train_data, "train_data", parts, parts.data.shuffle, parts.data.last_batch, part, communicator)
-    val_batches = None if val_data is None else _batches(val_data, "val_data", parts, "none", "keep", part, communicator)
+    among = part, communicator
+    train_batches = _batches(train_data, "train_data", parts, parts.data.shuffle, parts.data.last_batch, *among)
+    val_batches = None if val_data is None else _batches(val_data, "val_data", parts, "none", "keep", *among)
 
     def check_output(output):
         if is_class_loss(loss):
@@ -168,8 +169,8 @@ class _Checked:
             yield batch if self._loader else tuple(x if isinstance(x, mx.nd.NDArray) else _plain(x) for x in batch)
         if not alike:
             self._communicator.check_same(digest, lambda _: (
-                f"{self._name}: had other labels in epoch {epoch + 1} for rank {self._communicator.rank} than for rank 0; "
-                f"{_ALIKE}"))
+                f"{self._name}: had other labels in epoch {epoch + 1} for rank {self._communicator.rank} than for "
+                f"rank 0; {_ALIKE}"))
 
     def prefetch(self, epoch: int) -> None:
         """Has workers begin with an epoch."""

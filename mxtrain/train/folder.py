@@ -84,7 +84,8 @@ def write_line(level: int, text: str) -> None:
     """Adds a line to log.txt alone."""
     for handler in logging.getLogger("mxtrain").handlers:
         if isinstance(handler, logging.FileHandler):
-            handler.handle(logging.makeLogRecord({"levelno": level, "levelname": logging.getLevelName(level), "msg": text}))
+            handler.handle(logging.makeLogRecord(
+                {"levelno": level, "levelname": logging.getLevelName(level), "msg": text}))
 
 
 def close_log(handler: logging.Handler) -> None:

@@ -45,12 +45,13 @@ def configure(given: Dict[str, Any], communicator=None) -> Tuple[SimpleNamespace
 
 def _check_alike(given: Dict[str, Any], communicator) -> None:
     """Raises UserError for a setting that this process was given and rank 0 was not, or the other way round."""
-    mine = {name: value for name, value in given.items() if name not in ("out", "resume")}  # which rank 0 alone looks at
+    # Of the folder of the run only rank 0 takes note.
+    mine = {name: value for name, value in given.items() if name not in ("out", "resume")}
 
     def mistake(expected: Dict[str, Any]) -> str:
         name = next(name for name in (*mine, *expected) if mine.get(name) != expected.get(name))
-        return (f"--{name.replace('_', '-')} {mine.get(name)}: for rank {communicator.rank}, and {expected.get(name)} for "
-                "rank 0; all processes are given the same settings")
+        return (f"--{name.replace('_', '-')} {mine.get(name)}: for rank {communicator.rank}, and {expected.get(name)} "
+                "for rank 0; all processes are given the same settings")
 
     communicator.check_same(mine, mistake)
 

@@ -51,7 +51,8 @@ def test_the_kvstore_is_that_of_the_run_only_within_a_process(tmp_path, monkeypa
                 patch.setenv(name, value)
             arguments = config.parse(["--config", str(tmp_path / "config.yaml")]).given
             assert arguments["out"] is None and arguments.get("kvstore") == bound
-            assert config.parse(["--config", str(tmp_path / "config.yaml"), "--kvstore", "local"]).given["kvstore"] == "local"
+            typed = config.parse(["--config", str(tmp_path / "config.yaml"), "--kvstore", "local"]).given
+            assert typed["kvstore"] == "local"
 
 
 def test_the_threads_of_a_run_are_known_before_it_is_read(begun, monkeypatch):

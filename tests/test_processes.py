@@ -84,7 +84,8 @@ def launch(transport, workers, servers, *flags, ours=()):
     if transport == "alone":
         return train
     if transport == "horovodrun":
-        return [Path(sys.executable).with_name("horovodrun"), "-np", workers, "--gloo", *train]
+        return [Path(sys.executable).with_name("horovodrun"), "-np", workers, "--gloo", "--start-timeout", 120,
+                *train]
     if transport == "horovod":
         return [sys.executable, LAUNCH, "--transport", "horovod", "-n", workers, *ours, "--", *train]
     return [sys.executable, LAUNCH, "-n", workers, "-s", servers, *ours, "--", *train, "--kvstore",
@@ -174,7 +175,8 @@ def test_half_of_the_bytes(place, alone, tmp_path, contexts):
     assert 1e-5 < max(off) < 2e-3
 
 
-@pytest.mark.parametrize("transport", [HOROVOD, pytest.param("ps", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", [HOROVOD, "ps"])
 def test_a_process_that_computes_something_else_is_found(place, tmp_path, transport):
     """Rank 1 is off in the 20th bit in front of the last layer: its shards have another gradient on rank 0."""
     (tmp_path / "faulty.py").write_text(FAULTY)
@@ -247,9 +249,9 @@ def pictures(place):
     return place
 
 
-@pytest.mark.parametrize("transport, workers", [pytest.param("horovodrun", 4, marks=HOROVOD.marks), ("ps", 2)])
+@pytest.mark.parametrize("transport, workers", [pytest.param("horovodrun", 8, marks=HOROVOD.marks), ("ps", 2)])
 def test_a_few_pictures_some_unreadable(pictures, alone, tmp_path, capsys, monkeypatch, transport, workers):
-    """Batches of two on four processes: some of them have nothing to do, and take all steps. Numbers, checkpoints and
+    """Batches of two on eight processes: most of them have nothing to do, and take all steps. Numbers, checkpoints and
     the early stop are those of one process, and the files are written by one."""
     out, expected = tmp_path / "run", alone(*STOPPING)
     done = run(pictures, launch(transport, workers, 1, *FLAGS, *STOPPING, "--out", out))
@@ -296,6 +298,7 @@ def test_only_rank_0_sees_the_run(place, tmp_path, monkeypatch, transport):
     MXNet takes its threads before the processes meet: that process can only say what it lacks."""
     (tmp_path / "elsewhere.py").write_text(SOMEWHERE_ELSE)
     (tmp_path / "network.py").write_text(NETWORK)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # four threads that wait for each other on what may be two cores
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     scope = {}
     exec(NETWORK, scope)
@@ -309,7 +312,7 @@ def test_only_rank_0_sees_the_run(place, tmp_path, monkeypatch, transport):
         command.insert(command.index("--") + 2, tmp_path / "elsewhere.py")
         return run(tmp_path, command, code).stderr
 
-    start(*FLAGS, "--data", place / "data", "--exact", "--threads", 2, "--init-from", "start.params", "--epochs", 1,
+    start(*FLAGS, "--data", place / "data", "--threads", 2, "--init-from", "start.params", "--epochs", 1,
           "--out", "run")
     assert "threads per context 2" in (tmp_path / "run" / "log.txt").read_text()
     assert "set OMP_NUM_THREADS=2" in start("--resume", "run", "--epochs", 2, code=2)

@@ -24,7 +24,7 @@ from mxtrain.errors import UserError, nearest
 from mxtrain.models.settings import ModelConfig
 from mxtrain.optim.settings import OptimConfig
 from mxtrain.parallel.settings import ParallelConfig
-from mxtrain.parallel.world import IN_PROCESS
+from mxtrain.parallel.world import IN_PROCESS, started_together
 from mxtrain.train.settings import TrainConfig
 
 SECTIONS = {"train": TrainConfig, "data": DataConfig, "text": TextConfig, "model": ModelConfig, "optim": OptimConfig,
@@ -101,6 +101,8 @@ def parse(argv: List[str]) -> SimpleNamespace:
         from_file = load(Path(file)) if file else {}
     except UserError as error:
         raise UserError(f"--config {error}") from None
+    if from_file.get("kvstore") in IN_PROCESS and started_together():
+        del from_file["kvstore"]  # of a run in one process: it does not say how several meet
     return SimpleNamespace(given={**from_file, **values}, json=as_json, check_data=check_data)
 
 
@@ -147,8 +149,7 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
         if name not in MACHINE | RENEWABLE and value != saved.get(name):
             raise UserError(f"--{name.replace('_', '-')} {value}: the run was started with {saved.get(name)}, "
                             "and this cannot change when it goes on")
-    kvstore = saved.get("kvstore")  # how processes meet is a matter of this start
-    values = {**saved, "kvstore": kvstore if kvstore in IN_PROCESS else None, "staleness": None, **given}
+    values = {**saved, **given}
     if "cpus" in given and "gpus" not in given:
         values["gpus"] = None
     if "gpus" in given and "cpus" not in given:

@@ -1,58 +1,24 @@
 """The laws over processes: Horovod and the parameter server give what one process gives."""
 
-import importlib.util
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import mxnet as mx
 import numpy as np
 import pytest
 
 from launching import TOKEN, processes, variables_of, wait_for
-from trainings import SCRIPT, arrays, assert_close, assert_same_bits, idx_folder, metrics
+from mxtrain.inference.evaluate import main as evaluate
+from spread import (FLAGS, HOROVOD, NETWORK, NO_HOROVOD, STEPS, UPDATES, launch, prepare, rows, run, runs_alone)
+from trainings import SCRIPT, arrays, assert_close, assert_same_bits, make_parts, metrics
 
-LAUNCH = SCRIPT.with_name("launch.py")
-MEASURED = {"seconds", "samples_per_second", "wait_share"}
-HOROVOD = pytest.param("horovod", marks=pytest.mark.skipif(importlib.util.find_spec("horovod") is None,
-                                                           reason="Horovod is not installed (make setup HOROVOD=1)"))
-NETWORK = """
-from mxnet.gluon import nn
-
-def net(classes):
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(4, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"), nn.Dropout(0.3), nn.Flatten(),
-            nn.Dense(8, activation="relu"), nn.Dropout(0.2), nn.Dense(classes))
-    return net
-"""
-EMULATED = """
-import sys
-from mxtrain.parallel.communicator import InProcess
-from mxtrain.parallel.compression import TwoBits
-from mxtrain.train.main import main
-
-processes = []
-
-def allreduce(self, arrays):
-    gradients, (statistics,) = arrays[:-1], arrays[-1:]
-    of_both = list(zip(*gradients))
-    if not processes:
-        processes.extend(TwoBits(dict(enumerate(own)), 2, 0.5) for own in of_both)
-    packed = [compression.pack(own) for compression, own in zip(processes, of_both)]
-    sums = [one + other.as_in_context(one.context) for one, other in zip(*packed)]
-    for compression, own in zip(processes, of_both):
-        compression.unpack([total.as_in_context(own[0].context) for total in sums], own)
-    total = statistics[0] + statistics[1].as_in_context(statistics[0].context)
-    for copy in statistics:
-        total.copyto(copy)
-
-InProcess.allreduce = allreduce
-sys.exit(main(sys.argv[1:]))
-"""
+SLOW = pytest.mark.slow
 FAULTY = """
 import os
 from mxnet.gluon import nn
@@ -63,157 +29,83 @@ def net(classes):
     return net
 """
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """97 samples to train on, 23 to validate, a network that draws and counts; and what one process makes of them."""
-    place = tmp_path_factory.mktemp("processes")
-    idx_folder(place / "data", 97, 23, side=8)
-    (place / "network.py").write_text(NETWORK)
-    for name, flags in (("exact", ["--exact"]), ("float", ["--shards", "6"])):
-        run(place, [sys.executable, str(SCRIPT), *flags_of(place, name), *flags])
-    return place
-
-
-def flags_of(place, out):
-    return ["--data", place / "data", "--model", "network:net", "--batch-size", 10, "--epochs", 3, "--lr", 0.05, "--clip-norm",
-            1.0, "--momentum", 0.9, "--no-plots", "--no-tensorboard", "--no-progress", "--out", place / out]
-
-
-def launch(place, transport, workers, servers, *flags, ours=()):
-    """ours: flags of launch.py."""
-    kvstore = [] if transport == "horovod" else ["--kvstore", "dist_sync"]
-    servers = [] if transport == "horovod" else ["-s", servers]
-    return [sys.executable, LAUNCH, "--transport", transport, "-n", workers, *servers, *ours, "--", sys.executable, SCRIPT, *flags,
-            *kvstore]
-
-
-def run(place, command, code=0):
-    done = subprocess.run(list(map(str, command)), cwd=place, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == code, done.stderr
-    return done
-
-
-def rows(run):
-    return [{name: value for name, value in row.items() if name not in MEASURED} for row in metrics(run)]
-
-
-LAYOUTS = [pytest.param("horovod", 2, 0, 1, marks=HOROVOD.marks), pytest.param("horovod", 3, 0, 2, marks=HOROVOD.marks),
-           ("ps", 2, 1, 1), ("ps", 2, 2, 2), ("ps", 3, 1, 1)]
-
-
-@pytest.mark.parametrize("transport, workers, servers, contexts", LAYOUTS)
-def test_the_bits_of_one_process(place, tmp_path, transport, workers, servers, contexts):
-    # (And an audit finds nothing to say, and changes nothing.)
-    flags = [*flags_of(place, "none"), "--exact", "--cpus", contexts, "--audit", 0.3, "--out", tmp_path / "run"]
-    done = run(place, launch(place, transport, workers, servers, *flags))
-    assert_same_bits(arrays(tmp_path / "run"), arrays(place / "exact"))
-    assert rows(tmp_path / "run") == rows(place / "exact")
-    assert done.stderr.count("all 3 epochs are done") == 1  # rank 0 speaks for all
-
-
-@pytest.mark.parametrize("transport, workers, servers, contexts", [LAYOUTS[1], ("ps", 3, 2, 2)])
-def test_float_sums_are_close(place, tmp_path, transport, workers, servers, contexts):
-    flags = [*flags_of(place, "none"), "--shards", 6, "--cpus", contexts, "--out", tmp_path / "run"]
-    run(place, launch(place, transport, workers, servers, *flags))
-    assert_close(arrays(tmp_path / "run"), arrays(place / "float"))
-
-
-@pytest.mark.parametrize("transport, contexts", [pytest.param("horovod", 2, marks=HOROVOD.marks), ("ps", 1)])
-def test_half_of_the_bytes(place, tmp_path, transport, contexts):
-    """float16 rounds what each of two processes sends, and the sum, to 11 bits: a gradient is off by up to 2**-10 of the
-    larger of the two, and a weight, which is their sum over 30 updates, by not much more than that. 2e-3 of a tensor's
-    largest value is twice 2**-10, and far below what a lost or doubled gradient makes; float32 sums stay within 1e-5."""
-    flags = [*flags_of(place, "none"), "--shards", 6, "--cpus", contexts, "--compression", "fp16", "--out", tmp_path / "run"]
-    run(place, launch(place, transport, 2, 1, *flags))
-    halved, whole = arrays(tmp_path / "run"), arrays(place / "float")
-    off = [np.abs(halved[name] - whole[name]).max() / np.abs(whole[name]).max() for name in whole]
-    assert 1e-5 < max(off) < 2e-3
-
-
-TWO_BITS = ["--shards", 6, "--compression", "2bit", "--checkpoint-updates", 7, "--keep", 9]
+    return prepare(tmp_path_factory.mktemp("processes"))
 
 
 @pytest.fixture(scope="module")
-def two_bits(place):
-    """Runs of two processes, by transport."""
-    for transport in ("ps", *(["horovod"] if importlib.util.find_spec("horovod") else [])):
-        run(place, launch(place, transport, 2, 2, *flags_of(place, transport), *TWO_BITS))
-    return place
+def alone(place):
+    return runs_alone(place)
 
 
-def go_on(two_bits, tmp_path, transport, command):
-    """Goes on from the 14th of 30 updates of a copy of a run -> (arrays at the end, what was said)."""
-    shutil.copytree(two_bits / transport, tmp_path / "run")
-    said = run(two_bits, [*command, "--resume", tmp_path / "run" / "checkpoints" / "update-00000014"]).stderr
-    return arrays(tmp_path / "run"), said
+def chain(place, out, links, *flags):
+    """One run by many starts: each goes on from a checkpoint in the middle of the epoch before, and trains one epoch
+    more than that had. Yields the number of epochs that are done."""
+    done = 0
+    for transport, workers, servers, contexts in links:
+        if NO_HOROVOD and "horovod" in transport:
+            continue
+        middle = out / "checkpoints" / f"update-{UPDATES * done - UPDATES // 2:08d}"
+        how = ["--resume", middle] if done else [*FLAGS, *STEPS, *flags, "--out", out]
+        done += 1
+        run(place, launch(transport, workers, servers, *how, "--epochs", done, "--cpus", contexts))
+        yield done
 
 
-def residuals_in(arrays):
-    return {name: array for name, array in arrays.items() if name.startswith("residual/")}
+def every_pair(kinds):
+    """A closed walk that goes once from each of the kinds to each other."""
+    count, walk = len(kinds), [0]
+    for i in range(count):
+        for j in range(i + 2, count):
+            walk += [j, i]
+        walk += [i + 1] * (i + 1 < count)
+    return [kinds[number] for number in (*walk, *range(count - 2, -1, -1))]
 
 
-def test_two_bits_are_those_of_one_process(two_bits):
-    """Two contexts play the two processes, each with a residual of its own."""
-    (two_bits / "emulated.py").write_text(EMULATED)
-    run(two_bits, [sys.executable, "emulated.py", *flags_of(two_bits, "emulated"), "--shards", 6, "--cpus", 2])
-    of_two, of_one = arrays(two_bits / "ps"), arrays(two_bits / "emulated")
-    residuals = residuals_in(of_two)
-    assert_same_bits({name: array for name, array in of_two.items() if name not in residuals}, of_one)
-    assert rows(two_bits / "ps") == rows(two_bits / "emulated")
-    trained = [name.split("/")[1] for name in of_one if name.startswith("optimizer/")]
-    assert set(residuals) == {f"residual/{rank}/{name}" for rank in range(2) for name in trained}
-    assert all(array.any() for array in residuals.values())
+KINDS = [("alone", 1, 0), ("horovodrun", 2, 0), ("horovod", 4, 0), ("ps", 2, 1), ("ps", 2, 2), ("ps", 3, 1)]
+LONG = [(*kind, 1 + (number // 2 + number) % 2) for number, kind in enumerate(every_pair(KINDS))]
+SHORT = [("horovodrun", 2, 0, 1), ("ps", 2, 2, 2), ("alone", 1, 0, 2), ("horovod", 3, 0, 1), ("ps", 3, 1, 1)]
 
 
-@HOROVOD.marks[0]
-def test_two_bits_have_the_same_sum_over_both_transports(two_bits):
-    assert_same_bits(arrays(two_bits / "horovod"), arrays(two_bits / "ps"))
-    assert rows(two_bits / "horovod") == rows(two_bits / "ps")
+def test_the_long_chain_goes_from_everywhere_to_everywhere():
+    pairs = {(one[:3], other[:3]) for one, other in zip(LONG, LONG[1:])}
+    assert pairs == {(one, other) for one in KINDS for other in KINDS if one != other}
+    assert set(LONG) == {(*kind, contexts) for kind in KINDS for contexts in (1, 2)}
 
 
-@pytest.mark.parametrize("transport", [HOROVOD, "ps"])
-def test_two_bits_stopped_and_resumed(two_bits, tmp_path, transport):
-    ended, said = go_on(two_bits, tmp_path, transport, launch(two_bits, transport, 2, 1))
-    assert_same_bits(ended, arrays(two_bits / transport))
-    assert rows(tmp_path / "run") == rows(two_bits / transport) and "residual" not in said
+@pytest.mark.parametrize("links", [pytest.param(SHORT, id="short"),
+                                   pytest.param(LONG, id="long", marks=[SLOW, pytest.mark.timeout(1800)])])
+def test_every_start_goes_on_with_the_bits_of_one_process(place, alone, tmp_path, links):
+    """Each link is a check of the layout law, for its transport and numbers, and of the resume law."""
+    expected, out = alone("--exact", *STEPS, "--epochs", len(links)), tmp_path / "run"
+    for epochs in chain(place, out, links, "--exact"):
+        assert_same_bits(arrays(out), arrays(expected, f"update-{UPDATES * epochs:08d}"))
+        assert rows(out) == rows(expected)[:2 * epochs]
 
 
-def test_two_bits_of_two_contexts(two_bits, tmp_path):
-    """The contexts' sum is rounded elsewhere: where it comes to lie on the other side of the threshold, a weight moves
-    an update earlier or later, and is off by the rate times the threshold over the batch, 0.0025, for a while."""
-    flags = [*flags_of(two_bits, "none"), *TWO_BITS, "--cpus", 2, "--out", tmp_path / "run"]
-    run(two_bits, launch(two_bits, "ps", 2, 1, *flags))
-    one, two = arrays(two_bits / "ps"), arrays(tmp_path / "run")
-    assert one.keys() == two.keys()
-    off = np.concatenate([np.abs(one[name] - two[name]).ravel() for name in one if name.startswith("weights/")])
-    assert np.mean(off > 1e-5) < 0.05 and off.max() < 0.05
+FLOAT = [pytest.param([("horovod", 3, 0, 2), ("dist_device_sync", 2, 1, 1), ("alone", 1, 0, 2)], id="short"),
+         pytest.param([("ps", 3, 2, 2), ("horovodrun", 4, 0, 1), ("ps", 2, 1, 2), ("horovod", 2, 0, 2)], id="long",
+                      marks=SLOW)]
 
 
-def test_two_bits_resumed_by_three_processes(two_bits, tmp_path):
-    ended, said = go_on(two_bits, tmp_path, "ps", launch(two_bits, "ps", 3, 1))
-    assert said.count("the residuals of --compression 2bit in 2 processes are added up in rank 0 of 3") == 1
-    assert {name.split("/")[1] for name in residuals_in(ended)} == {"0", "1", "2"}
+@pytest.mark.parametrize("links", FLOAT)
+def test_float_sums_are_close_after_every_start(place, alone, tmp_path, links):
+    expected, out = alone("--shards", 8, *STEPS, "--epochs", 4), tmp_path / "run"
+    for epochs in chain(place, out, links, "--shards", 8):
+        assert_close(arrays(out), arrays(expected, f"update-{UPDATES * epochs:08d}"))
 
 
-def test_two_bits_resumed_without(two_bits, tmp_path):
-    said = run(two_bits, [sys.executable, SCRIPT, "--resume", two_bits / "ps", "--epochs", 4], code=2).stderr
-    assert "--compression 2bit: is for what processes send each other" in said and "Traceback" not in said
-    ended, said = go_on(two_bits, tmp_path, "ps", [sys.executable, SCRIPT, "--compression", "none"])
-    assert said.count("the residuals of --compression 2bit, what was not sent yet of the gradients, are dropped") == 1
-    assert "from update 15 on: compression none (was 2bit)" in said
-    assert not residuals_in(ended)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", [HOROVOD, "ps"])
 def test_a_process_that_computes_something_else_is_found(place, tmp_path, transport):
     """Rank 1 is off in the 20th bit in front of the last layer: its shards have another gradient on rank 0."""
     (tmp_path / "faulty.py").write_text(FAULTY)
-    flags = [*flags_of(place, "none"), "--model", "faulty:net", "--exact", "--audit", 0.3, "--out", tmp_path / "run"]
-    said = run(tmp_path, launch(place, transport, 2, 1, *flags), code=1).stderr
+    flags = [*FLAGS, "--data", place / "data", "--model", "faulty:net", "--exact", "--audit", 0.3]
+    said = run(tmp_path, launch(transport, 2, 1, *flags, "--out", tmp_path / "run"), code=1).stderr
     assert "Traceback" not in said
     named = re.findall(r"--audit: in update (\d+), shard \d, run on rank \d, cpu\(0\) and again on rank \d, cpu\(0\), has "
                        r"two gradients, which first differ in 0.weight", said)
@@ -221,37 +113,34 @@ def test_a_process_that_computes_something_else_is_found(place, tmp_path, transp
     assert arrays(tmp_path / "run")  # of the start
 
 
-@pytest.mark.parametrize("first, second", [pytest.param("ps", "horovod", marks=HOROVOD.marks), ("ps", "alone"),
-                                           pytest.param("horovod", "ps", marks=HOROVOD.marks)])
-def test_stopped_and_resumed_elsewhere(place, tmp_path, first, second):
+@pytest.mark.parametrize("first, second", [pytest.param("ps", "horovod", marks=HOROVOD.marks),
+                                           pytest.param("horovod", "ps", marks=[*HOROVOD.marks, SLOW])])
+def test_stopped_and_resumed_elsewhere(place, alone, tmp_path, first, second):
     """Stopped by a signal to the launcher, at whatever update it comes; goes on over another transport, other ranks."""
-    out = tmp_path / "run"
-    command = launch(place, first, 2, 1, *flags_of(place, "none"), "--exact", "--epochs", 25, "--schedule", "constant",
-                     "--out", out)
+    out, flags = tmp_path / "run", ["--exact", "--audit", 0.3, *STEPS]
+    command = launch(first, 2, 1, *FLAGS, *flags, "--epochs", 30, "--out", out)
     process = subprocess.Popen(list(map(str, command)), cwd=place, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 100
-    while len(metrics(out) if (out / "metrics.csv").exists() else []) < 2:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: (out / "metrics.csv").exists() and metrics(out) or process.poll() is not None, 100)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, said
     assert "stopped after update" in said and "Traceback" not in said
-    again = ["--resume", out, "--epochs", "26"]
-    run(place, [sys.executable, SCRIPT, *again] if second == "alone" else launch(place, second, 3, 2, *again))
-    alone = run(place, [sys.executable, SCRIPT, *flags_of(place, "none"), "--exact", "--epochs", 26, "--schedule", "constant",
-                        "--out", tmp_path / "alone"])
-    assert alone.returncode == 0
-    assert_same_bits(arrays(out), arrays(tmp_path / "alone"))
-    assert rows(out) == rows(tmp_path / "alone")
+    epochs = len(metrics(out)) // 2 + 1
+    run(place, launch(second, 3, 2, "--resume", out, "--epochs", epochs))
+    expected = alone("--exact", *STEPS, "--epochs", len(SHORT))
+    assert epochs <= len(SHORT), "the signal came late"
+    assert_same_bits(arrays(out), arrays(expected, f"update-{UPDATES * epochs:08d}"))
+    assert rows(out) == rows(expected)[:2 * epochs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", [HOROVOD, "ps"])
-def test_after_a_kill_it_goes_on_by_itself(place, tmp_path, transport):
+def test_after_a_kill_it_goes_on_by_itself(place, alone, tmp_path, transport):
     """kill -9 of one of three workers; the next start does without its place, and ends with the bits of one process."""
     out, token = tmp_path / "run", f"{os.getpid()}-{transport}"
-    flags = [*flags_of(place, "none"), "--exact", "--epochs", 40, "--schedule", "constant", "--out"]
-    command = launch(place, transport, 3, 1, *flags, out, ours=["--restarts", 2, "--min-workers", 2, "--grace", 2])
+    flags = ["--exact", "--schedule", "constant", "--epochs", 20]
+    ours = ["--restarts", 2, "--min-workers", 2, "--grace", 2]
+    command = launch(transport, 3, 1, *FLAGS, *flags, "--out", out, ours=ours)
     process = subprocess.Popen(list(map(str, command)), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env={**os.environ, TOKEN: token})
     wait_for(lambda: (out / "metrics.csv").exists() and len(metrics(out)) >= 4 or process.poll() is not None, 100)
@@ -263,24 +152,188 @@ def test_after_a_kill_it_goes_on_by_itself(place, tmp_path, transport):
     assert process.returncode == 0, said
     assert "resumed after update" in said
     assert not processes(token)
-    run(place, [sys.executable, SCRIPT, *flags, tmp_path / "alone"])
-    assert_same_bits(arrays(out), arrays(tmp_path / "alone"))
-    assert rows(out) == rows(tmp_path / "alone")
+    assert_same_bits(arrays(out), arrays(alone(*flags)))
+    assert rows(out) == rows(alone(*flags))
 
 
-@pytest.mark.parametrize("transport", [HOROVOD, "ps"])
-def test_more_processes_than_samples_of_a_batch(place, tmp_path, transport):
-    """A batch of two on three processes: one of them has nothing to do, in any step, and takes them all."""
-    flags = [*flags_of(place, "none"), "--batch-size", 2, "--epochs", 1, "--shards", 3, "--out"]
-    run(place, launch(place, transport, 3, 1, *flags, tmp_path / "run"))
-    run(place, [sys.executable, SCRIPT, *flags, tmp_path / "alone"])
-    assert_close(arrays(tmp_path / "run"), arrays(tmp_path / "alone"))
-    assert [row["samples"] for row in metrics(tmp_path / "run")] == ["97", "23"]
+# A process that has nothing to read, a file that only one of them cannot read, a stop that all agree on.
+
+PICTURES = {"train": {"a": 5, "b": 5}, "val": {"a": 2, "b": 2}}
+STOPPING = ["--data", "pictures", "--image-size", 8, "--augment", "none", "--batch-size", 2, "--lr", 1e-6, "--patience",
+            1, "--exact", "--epochs", 9, "--on-bad-sample", "skip", "--seed", 2, "--progress"]
 
 
-@pytest.mark.parametrize("transport", [HOROVOD, "ps"])
+@pytest.fixture(scope="module")
+def pictures(place):
+    """Nine pictures to train on and three to validate, and one more of each that cannot be read."""
+    make_parts(place / "pictures", PICTURES)
+    for part, number in (("train", 4), ("val", 1)):
+        file = place / "pictures" / part / "b" / f"{number}.png"
+        file.write_bytes(file.read_bytes()[:60])
+    return place
+
+
+@pytest.mark.parametrize("transport, workers", [pytest.param("horovodrun", 8, marks=HOROVOD.marks), ("ps", 2)])
+def test_a_few_pictures_some_unreadable(pictures, alone, tmp_path, capsys, monkeypatch, transport, workers):
+    """Batches of two on eight processes: most of them have nothing to do, and take all steps. Numbers, checkpoints and
+    the early stop are those of one process, and the files are written by one."""
+    out, expected = tmp_path / "run", alone(*STOPPING)
+    done = run(pictures, launch(transport, workers, 1, *FLAGS, *STOPPING, "--out", out))
+    assert_same_bits(arrays(out), arrays(expected))
+    assert rows(out) == rows(expected)
+    assert [(row["samples"], row["skipped"]) for row in rows(out)] == [("9", "1"), ("3", "1")] * 2  # of nine epochs
+    assert [path.name for path in sorted(out.iterdir())] == [path.name for path in sorted(expected.iterdir())]
+    assert sorted(os.listdir(out / "checkpoints")) == sorted(os.listdir(expected / "checkpoints"))
+    log = (out / "log.txt").read_text()
+    for part, name in (("train", "4.png"), ("val", "1.png")):
+        assert f"left out: image {Path('pictures', part, 'b', name)}" in log  # whoever read it
+    for once in ("run folder: ", "epoch 1/9", "has not improved for 1 epochs"):
+        assert log.count(once) == done.stderr.count(once) == 1
+    monkeypatch.chdir(pictures)
+    capsys.readouterr()
+    evaluate(["--run", str(out), "--json"])
+    best = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert best["accuracy"] == float(rows(out)[1]["accuracy"])
+    assert best["loss"] == pytest.approx(float(rows(out)[1]["loss"]), rel=1e-6)
+
+
+@pytest.mark.parametrize("transport", [HOROVOD, pytest.param("ps", marks=SLOW)])
+def test_a_picture_that_one_process_cannot_read_stops_all(pictures, tmp_path, transport):
+    out = tmp_path / "run"
+    flags = [*FLAGS, *STOPPING, "--on-bad-sample", "stop", "--out", out]
+    said = run(pictures, launch(transport, 2, 1, *flags), code=2).stderr
+    assert "Traceback" not in said and "pictures/train/b/4.png" in said.splitlines()[-1]
+    assert arrays(out)
+
+
+# What only rank 0 sees, and what belongs to the run.
+
+SOMEWHERE_ELSE = """
+import os, sys
+if os.environ["MXTRAIN_RANK"] != "0" and "--resume" in sys.argv:
+    os.chdir("/")  # where a relative path to the run leads nowhere
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("transport, twice", [("ps", False), pytest.param("horovod", True, marks=[*HOROVOD.marks, SLOW])])
+def test_only_rank_0_sees_the_run(place, tmp_path, monkeypatch, transport, twice):
+    """Starting weights with another head and two threads per context; then a resume where one process finds no run.
+    MXNet takes its threads before the processes meet: that process can only say what it lacks."""
+    (tmp_path / "elsewhere.py").write_text(SOMEWHERE_ELSE)
+    (tmp_path / "network.py").write_text(NETWORK)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # four threads that wait for each other on what may be two cores
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    scope = {}
+    exec(NETWORK, scope)
+    net = scope["net"](5)
+    net.initialize()
+    net(mx.nd.zeros((1, 1, 8, 8)))
+    net.save_parameters(str(tmp_path / "start.params"))
+
+    def start(*flags, code=0):
+        command = launch(transport, 2, 1, *flags)
+        command.insert(command.index("--") + 2, tmp_path / "elsewhere.py")
+        return run(tmp_path, command, code).stderr
+
+    start(*FLAGS, "--data", place / "data", "--threads", 2, "--init-from", "start.params", "--epochs", 1,
+          "--out", "run")
+    assert "threads per context 2" in (tmp_path / "run" / "log.txt").read_text()
+    assert "set OMP_NUM_THREADS=2" in start("--resume", "run", "--epochs", 2, code=2)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    start("--resume", "run", "--epochs", 2)
+    assert len(rows(tmp_path / "run")) == 4
+    if twice:
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        start("--resume", tmp_path / "copy", "--epochs", 2)  # where all see how many threads it has
+        assert_same_bits(arrays(tmp_path / "run"), arrays(tmp_path / "copy"))
+        assert rows(tmp_path / "run") == rows(tmp_path / "copy")
+
+
+# mxtrain.fit
+
+OWN_SCRIPT = """
+import os
+import mxtrain
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import data, nn
+
+rank = int(os.environ["MXTRAIN_RANK"])
+x, y = np.random.RandomState(0).rand(41, 3).astype("float32"), (np.arange(41) % 2).astype("int32")
+kvstore = "dist_sync" if "DMLC_ROLE" in os.environ else "auto"
+
+class Later:
+    # batches whose labels differ in the second epoch
+    epoch = 0
+    def __len__(self):
+        return 2
+    def __iter__(self):
+        for start in (0, 20):
+            yield x[start:start + 20], (y[start:start + 20] + (start and self.epoch and rank)) % 2
+        self.epoch += 1
+
+def fit(name, samples, **settings):
+    mx.random.seed(rank)
+    net = nn.HybridSequential()  # which finds out its shapes later
+    net.add(nn.Dense(4, activation="relu"), nn.BatchNorm(), nn.Dense(2))
+    net.initialize()
+    try:
+        result = mxtrain.fit(net, samples, kvstore=kvstore, lr=0.1, epochs=3, **settings)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    else:
+        weights = [parameter.data().asnumpy().tobytes().hex() for parameter in net.collect_params().values()]
+        said = f"{result.rows[-1]['samples']} {result.rows[-1]['loss']} {' '.join(weights)}"
+    print(name, rank, said, sep="|", flush=True)
+
+fit("arrays", data.ArrayDataset(x, y), batch_size=8)
+fit("shuffled", data.DataLoader(data.ArrayDataset(x, y), 8, shuffle=True))
+fit("others", data.ArrayDataset(x + rank, y), batch_size=8)
+fit("later", Later())
+fit("rates", data.ArrayDataset(x, y), batch_size=8, momentum=0.1 * rank)
+fit("again", data.ArrayDataset(x, y), batch_size=8)
+"""
+PATIENT = """
+from mxtrain import cli
+from mxtrain.launch import group
+from mxtrain.launch.main import main
+
+def kill(self, processes):
+    print("killed", *(process.task.name for process in processes), flush=True)
+    ended(self, processes)
+
+ended, group.Group._kill, group._SERVICE_SECONDS = group.Group._kill, kill, 60
+cli.run("launch.py", main)
+"""
+
+
+@pytest.mark.parametrize("transport", ["ps", pytest.param("horovod", marks=[*HOROVOD.marks, SLOW])])
+def test_a_script_of_ones_own(tmp_path, transport):
+    """Several trainings, some of which cannot be; at its end servers end by themselves."""
+    (tmp_path / "own.py").write_text(OWN_SCRIPT)
+    (tmp_path / "patient.py").write_text(PATIENT)
+    command = launch(transport, 2, 2)
+    until = command.index("--")
+    done = run(tmp_path, [sys.executable, tmp_path / "patient.py", *command[2:until], "--", sys.executable, "own.py"])
+    said = {}
+    for name, rank, text in re.findall(r"(\w+)\|(\d)\|(.*)", done.stdout):
+        said.setdefault(name, {})[int(rank)] = text
+    for name in ("arrays", "shuffled", "again"):
+        assert said[name][0] == said[name][1] and said[name][0].startswith("41 "), said[name]
+    assert said["again"] == said["arrays"]
+    for name, words in (("others", "begin with other samples for rank 1"),
+                        ("later", "had other labels in epoch 2 for rank 1"),
+                        ("rates", "--momentum 0.1: for rank 1, and 0.0 for rank 0")):
+        assert words in said[name][1], said[name]
+        assert said[name][0].startswith("Elsewhere")
+    assert [line for line in done.stdout.splitlines() if line.startswith("killed")] == ["killed"], done.stdout
+
+
+@pytest.mark.parametrize("transport", [pytest.param("horovod", marks=[*HOROVOD.marks, SLOW]), "ps"])
 def test_a_mistake_ends_all(place, tmp_path, transport):
-    said = run(place, launch(place, transport, 2, 1, "--data", tmp_path / "nothing"), code=2).stderr
+    said = run(place, launch(transport, 2, 1, "--data", tmp_path / "nothing"), code=2).stderr
     assert said.count("does not exist") == 2 and "Traceback" not in said  # by rank 0, and last by the launcher
 
 

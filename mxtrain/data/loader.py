@@ -54,9 +54,10 @@ class Loader(gluon.data.DataLoader):
 
     dataset: a gluon Dataset with items (x, ..., y) for keys (epoch, index). batch_size: samples of a global batch.
     seed, shuffle, last_batch, block, window: see BatchSampler, whose errors are raised here too. workers: number of
-    workers, 0 for none, None for one per core. worker_kind: thread, process or auto (threads for a dataset with a true
-    attribute `threads`). part: of the rows of a batch, given their number, the first and the end of those to be read by
-    this process. on_bad: what a sample that raises BadSample does: "stop" raises it, "skip" leaves it out.
+    workers, 0 for none, None for one per core of this process. worker_kind: thread, process or auto (threads for a
+    dataset with a true attribute `threads`). part: of the rows of a batch, given their number, the first and the end of
+    those to be read by this process. on_bad: what a sample that raises BadSample does: "stop" raises it, "skip" leaves
+    it out.
     """
 
     _worker_pool = None  # gluon's, which its __del__ reads also after an __init__ that raised

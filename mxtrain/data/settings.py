@@ -83,8 +83,8 @@ class DataConfig:
     """Blocks whose samples are mixed, for --shuffle block."""
 
     workers: Optional[int] = None
-    """Workers that read, decode and change samples ahead of the training, 0 for none (default: one per core
-    where there is something to do); never changes the samples."""
+    """Workers of a process that read, decode and change samples ahead of the training, 0 for none (default: one per
+    core, shared by the processes of a host, where there is something to do); never changes the samples."""
 
     worker_kind: WorkerKind = "auto"
     """What workers are: thread, process (for Python code that holds the interpreter's lock), or auto, which

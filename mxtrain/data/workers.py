@@ -32,6 +32,7 @@ import numpy as np
 
 from mxtrain.data.sampler import BatchSampler
 from mxtrain.errors import BadSample, TrainingError, UserError
+from mxtrain.parallel.world import processes_here
 
 _log = logging.getLogger("mxtrain")
 
@@ -98,6 +99,11 @@ class Reader:
                 continue
             return [Column(x.shape, x.dtype) for x in map(np.asarray, sample)]
         raise BadSample(f"none of {self.sampler.length} samples can be read; the last: {bad}")
+
+    def most(self) -> int:
+        """The most rows of a batch that are read here. (A short last batch can have more of them than the others.)"""
+        bounds = [self.part(self.sampler.rows(batch)) for batch in (0, len(self.sampler) - 1)]
+        return max(stop - first for first, stop in bounds)
 
     def new(self, epoch: int, batch: int) -> Assembly:
         """A batch to be read, of which this process reads its part."""
@@ -172,7 +178,7 @@ class Threads:
 
     def __init__(self, reader: Reader, count: int):
         self._reader, self._count = reader, count
-        self.ahead = _batches_ahead(reader.sampler.batch_size, count)
+        self.ahead = _batches_ahead(reader.most(), count)
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._done: queue.SimpleQueue = queue.SimpleQueue()
         self._reading: List[Optional[int]] = [None] * count
@@ -254,7 +260,7 @@ class Processes:
 
     def __init__(self, reader: Reader, count: int):
         self._reader, self._count = reader, count
-        self.ahead = _batches_ahead(reader.sampler.batch_size, count)
+        self.ahead = _batches_ahead(reader.most(), count)
         self._slots = [_shared_arrays(reader) for _ in range(self.ahead + 1)]
         self._free = list(range(len(self._slots)))
         self._busy: Dict[int, Assembly] = {}
@@ -391,8 +397,8 @@ def best_kind(dataset) -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may use: its share, where several of a training are on this host. At least 1."""
+    return max(1, len(os.sched_getaffinity(0)) // processes_here())
 
 
 class _Unwanted(Exception):
@@ -423,21 +429,21 @@ class _Patience:
         self._state = state
 
 
-def _batches_ahead(batch_size: int, workers: int) -> int:
-    """Two, or as many as keep all workers busy while the caller is not looking."""
-    return max(2, math.ceil(2 * workers / batch_size))
+def _batches_ahead(rows: int, workers: int) -> int:
+    """Two, or as many as keep all workers busy while the caller is not looking. rows: those of a batch read here."""
+    return max(2, math.ceil(2 * workers / rows) if rows else 2)
 
 
 def _shared_arrays(reader: Reader) -> List[np.ndarray]:
     """The arrays of a batch in memory that forked processes share."""
-    rows, arrays = reader.sampler.rows(0), []
+    rows, arrays = reader.most(), []
     for column in reader.columns():
         count = rows * math.prod(column.shape)
         try:
             memory = mmap.mmap(-1, max(1, count * column.dtype.itemsize))
         except (OSError, OverflowError) as error:
-            raise UserError(f"--batch-size {rows}: no memory for a batch of {rows} x {column.shape} {column.dtype} "
-                            f"({error})") from None
+            raise UserError(f"--batch-size {reader.sampler.batch_size}: no memory for {rows} x {column.shape} "
+                            f"{column.dtype} ({error})") from None
         arrays.append(np.frombuffer(memory, column.dtype, count).reshape(rows, *column.shape))
     return arrays
 

@@ -6,9 +6,10 @@ A communicator has `rank` and `size`, and
     total(values)       sums over processes on the host, at once
     tell(values)        the same, but what it returns gives the sum, and may be called later
     share(value)        what rank 0 has, as JSON
+    gather(value)       what each has, as JSON
     broadcast(arrays)   what rank 0 has, on the devices
     together(function)  runs it everywhere; fails everywhere when it fails somewhere
-    barrier(), close()
+    barrier(), rest(), close()
 
 `InProcess` is that of a single process, `AmongProcesses` the base of the others, which only say how processes add.
 """
@@ -59,14 +60,20 @@ class Communicator:
 
     def share(self, value: Any) -> Any:
         """The value of rank 0, which must be fit for JSON; that of others is not looked at."""
+        return self.gather(value if self.rank == 0 else None)[0]
+
+    def gather(self, value: Any) -> List[Any]:
+        """The values of all processes, which must be fit for JSON, in the order of the ranks."""
         if self.size == 1:
-            return value
-        encoded = np.frombuffer(json.dumps(value if self.rank == 0 else None).encode(), np.uint8)
-        length = int(self.total(np.array([len(encoded) if self.rank == 0 else 0.0]))[0])
-        letters = np.zeros(length)
-        if self.rank == 0:
-            letters[:] = encoded
-        return json.loads(self.total(letters).astype(np.uint8).tobytes().decode())
+            return [value]
+        encoded = b"" if value is None else json.dumps(value).encode()
+        lengths = np.zeros(self.size)
+        lengths[self.rank] = len(encoded)
+        ends = np.cumsum(self.total(lengths)).astype(int)
+        letters = np.zeros(ends[-1])
+        letters[ends[self.rank] - len(encoded):ends[self.rank]] = np.frombuffer(encoded, np.uint8)
+        texts = np.split(self.total(letters).astype(np.uint8), ends[:-1])
+        return [json.loads(text.tobytes().decode()) if len(text) else None for text in texts]
 
     def broadcast(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         """Replaces arrays by those of rank 0, bit for bit."""
@@ -115,8 +122,11 @@ class Communicator:
     def check_exact(self) -> None:
         """Raises UserError when sums of float64 numbers would be rounded on their way."""
 
+    def rest(self) -> None:
+        """Nothing is asked of the other processes until `use` is called again; until then this one may end."""
+
     def close(self) -> None:
-        """Takes leave of the other processes."""
+        """Takes leave of the other processes, for ever."""
 
 
 ALONE = Communicator()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Sequence
 
 import mxnet as mx
@@ -26,6 +27,8 @@ class Horovod(AmongProcesses):
         except ImportError as error:
             raise UserError(f"--kvstore horovod: Horovod for MXNet is not installed ({error}); "
                             "make setup HOROVOD=1 builds it") from None
+        # To wait for a checkpoint that rank 0 writes, or for data, is no stall, as Horovod says after a minute.
+        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "600")
         hvd.init()
         self._hvd, self.rank, self.size = hvd, hvd.rank(), hvd.size()
         if self.size != started:

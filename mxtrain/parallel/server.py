@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import Future, TimeoutError
@@ -33,12 +35,14 @@ class ParameterServer(AmongProcesses):
         self._store, self._known = _in_time(lambda: mx.kv.create(kvstore)), set()
         # Else a process that ends by an error would wait at its end for the others, and they for it.
         self._wait_at_the_end(False)
+        atexit.register(self._leave)
         # The store numbers workers by address and port, anew at every start; a launcher knows better.
         self.rank = int(os.environ.get("MXTRAIN_RANK", self._store.rank))
         self.size = self._store.num_workers
 
     def use(self, contexts: Sequence[mx.Context]) -> None:
         super().use(contexts)
+        self._wait_at_the_end(False)
         self._uses += 1  # arrays of another training have other shapes, and need keys of their own
 
     def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
@@ -83,10 +87,16 @@ class ParameterServer(AmongProcesses):
             raise UserError("--exact: a server rounds sums to 32 bits; start the processes by scripts/launch.py, or "
                             "servers with GLIBC_TUNABLES=glibc.malloc.tcache_count=0 MALLOC_PERTURB_=255")
 
-    def close(self) -> None:
+    def rest(self) -> None:
         mx.nd.waitall()
         self.barrier()  # nobody leaves while others still want sums
         self._wait_at_the_end(True)  # by which MXNet also tells the servers to end
+
+    def _leave(self) -> None:
+        if hasattr(sys, "last_type"):  # this process ends by an exception, of which the others know nothing
+            self._wait_at_the_end(False)
+
+    close = rest
 
     def _wait_at_the_end(self, wait: bool) -> None:
         mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(wait)))

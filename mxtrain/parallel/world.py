@@ -93,6 +93,16 @@ def rank_0_first(environment: Mapping[str, str] = os.environ):
         raise
 
 
+def started_together(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher has started this process with others."""
+    return "HOROVOD_RANK" in environment or "DMLC_ROLE" in environment
+
+
+def processes_here(environment: Mapping[str, str] = os.environ) -> int:
+    """Number of processes of this host that were started together, with this one."""
+    return max(_number(environment, name, 1) for name in ("HOROVOD_LOCAL_SIZE", "MXTRAIN_LOCAL_SIZE"))
+
+
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name)
     if text is None:

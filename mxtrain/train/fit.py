@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import zlib
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import mxnet as mx
@@ -15,7 +16,7 @@ from mxtrain.callbacks.base import Callback
 from mxtrain.data.loader import Loader
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.errors import UserError
-from mxtrain.parallel.communicator import connect
+from mxtrain.parallel.communicator import ALONE, connect
 from mxtrain.parallel.settings import refuse_without_effect
 from mxtrain.parallel.world import world
 from mxtrain.seeds import mix
@@ -84,7 +85,6 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     around = world(kvstore)
     communicator = connect(around, contexts)
     parts, place = session.configure(config.checked(given), communicator)
-    parts.parallel.kvstore = around.kvstore
     refuse_without_effect(parts.parallel, around, len(contexts))
     if parts.parallel.exact:
         compat.set_exact()
@@ -93,8 +93,9 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     parts.devices.threads = compat.threads()
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
     part = part_for(parts, len(contexts), communicator)
-    train_batches = _batches(train_data, "train_data", parts, parts.data.shuffle, parts.data.last_batch, part)
-    val_batches = None if val_data is None else _batches(val_data, "val_data", parts, "none", "keep", part)
+    among = part, communicator
+    train_batches = _batches(train_data, "train_data", parts, parts.data.shuffle, parts.data.last_batch, *among)
+    val_batches = None if val_data is None else _batches(val_data, "val_data", parts, "none", "keep", *among)
 
     def check_output(output):
         if is_class_loss(loss):
@@ -108,8 +109,12 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
         sizes = [batch_size, *(len(data) for data in (train_data, val_data) if data is not None)]
         communicator.check_same(sizes, lambda expected: (
             f"train_data, val_data: batch size and lengths are {sizes} for rank {communicator.rank} and {expected} for "
-            "rank 0; all processes are given the same data, of which each takes a part"))
+            f"rank 0; {_ALIKE}"))
         sample = communicator.together(lambda: _sample(train_data, parts))
+        if communicator.size > 1:
+            again = communicator.together(lambda: _sample(train_data, parts))
+            communicator.check_same(_digests(sample, again), lambda _: (
+                f"train_data: begin with other samples for rank {communicator.rank} than for rank 0; {_ALIKE}"))
         run = communicator.together(lambda: set_up(net, loss, parts, contexts, communicator, train_batches, val_batches,
                                                    sample, check_output=check_output))
         path = session.carry_out(run, parts, place, lambda: parts.train.out and folder.make(parts.train.out, "fit"),
@@ -121,7 +126,11 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
         for parameter, mode in modes.items():
             parameter.grad_req = "null"  # gives up the arrays of this training, and gets new ones with the old mode
             parameter.grad_req = mode
+    communicator.rest()
     return Result(rows.rows, run.monitor.best, run.monitor.best_epoch, path and str(path))
+
+
+_ALIKE = "all processes are given the same data, of which each takes a part"
 
 
 class _Rows(Callback):
@@ -139,20 +148,29 @@ class _Checked:
 
     classes: Optional[int] = None
 
-    def __init__(self, batches, count: int, name: str, loader: Optional[Loader] = None):
+    def __init__(self, batches, count: int, name: str, loader: Optional[Loader] = None, communicator=ALONE):
         self._batches, self._count, self._name, self._loader = batches, count, name, loader
+        self._communicator = communicator
 
     def __len__(self) -> int:
         return self._count
 
     def batches(self, epoch: int, start: int = 0):
+        alike = self._loader is not None or self._communicator.size == 1  # surely
+        digest = 0
         for number, batch in enumerate(self._batches(epoch, start), start + 1):
             whole = isinstance(batch, (list, tuple)) and len(batch) > 1
             if not whole or len({len(array) for array in batch}) != 1:
                 raise UserError(f"{self._name}, batch {number}: must be (input, ..., label) of equal lengths")
             if self.classes is not None:
                 self._check_labels(batch[-1], number)
+            if not alike:
+                digest = zlib.crc32(np.ascontiguousarray(_plain(batch[-1])), digest)
             yield batch if self._loader else tuple(x if isinstance(x, mx.nd.NDArray) else _plain(x) for x in batch)
+        if not alike:
+            self._communicator.check_same(digest, lambda _: (
+                f"{self._name}: had other labels in epoch {epoch + 1} for rank {self._communicator.rank} than for "
+                f"rank 0; {_ALIKE}"))
 
     def prefetch(self, epoch: int) -> None:
         """Has workers begin with an epoch."""
@@ -187,6 +205,7 @@ def _sample(data, parts) -> list:
         loader = Loader(_keyed(data, parts.train.seed), 2, shuffle="none", on_bad=parts.data.on_bad_sample)
         batches = _Checked(loader.batches, len(loader), "train_data", loader).batches(0)
     else:
+        np.random.seed(mix(parts.train.seed, 2, 0))
         batches = data
     sample = next(([x[:2] for x in batch] for batch in batches if len(batch[-1])), None)
     if sample is None:
@@ -194,7 +213,15 @@ def _sample(data, parts) -> list:
     return sample
 
 
-def _batches(data, name: str, parts, shuffle: str, last_batch: str, part: Callable) -> _Checked:
+def _digests(sample: list, again: list) -> list:
+    """What is compared between processes of two readings of a sample: the inputs where they are not drawn anew."""
+    *inputs, label = map(_plain, sample)
+    fixed = all(np.array_equal(x, _plain(y)) for x, y in zip(inputs, again))
+    return [[zlib.crc32(np.ascontiguousarray(x)) for x in (*(inputs if fixed else ()), label)],
+            [[x.dtype.name, *x.shape[1:]] for x in (*inputs, label)]]
+
+
+def _batches(data, name: str, parts, shuffle: str, last_batch: str, part: Callable, communicator) -> _Checked:
     train, reading = parts.train, parts.data
     if isinstance(data, gluon.data.Dataset):
         loader = Loader(_keyed(data, train.seed), train.batch_size, train.seed, shuffle, last_batch, reading.workers or 0,
@@ -212,7 +239,7 @@ def _batches(data, name: str, parts, shuffle: str, last_batch: str, part: Callab
             if number >= start:
                 yield batch
 
-    return _Checked(batches, len(data), name)
+    return _Checked(batches, len(data), name, communicator=communicator)
 
 
 def _keyed(data: gluon.data.Dataset, seed: int) -> gluon.data.Dataset:

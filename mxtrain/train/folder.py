@@ -80,6 +80,14 @@ def log_to(folder: Path) -> logging.Handler:
     return handler
 
 
+def write_line(level: int, text: str) -> None:
+    """Adds a line to log.txt alone."""
+    for handler in logging.getLogger("mxtrain").handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(logging.makeLogRecord(
+                {"levelno": level, "levelname": logging.getLevelName(level), "msg": text}))
+
+
 def close_log(handler: logging.Handler) -> None:
     logging.getLogger("mxtrain").removeHandler(handler)
     with suppress(OSError):  # of the lines that could not be written

@@ -45,7 +45,7 @@ def main(argv: List[str]) -> int:
             compat.set_exact()
         found = contexts(settings.devices, local_rank=around.local_rank, local_size=around.local_size)
         refuse_without_effect(settings.parallel, around, len(found))
-        settings.devices.threads, settings.parallel.kvstore = compat.threads(), around.kvstore
+        settings.devices.threads = compat.threads()
         return found
 
     replicas = communicator.together(prepare) if communicator else prepare()
@@ -74,7 +74,7 @@ def main(argv: List[str]) -> int:
         with folder.naming(path):
             folder.write_classes(path, task.classes)
             folder.write_json(path / "input.json", task.input())
-        _describe(run, settings, task)
+        _describe(run, settings, task, around.kvstore)
 
     progress = [Progress(settings.train.epochs, len(task.train_data))] if (
         settings.train.progress and communicator.rank == 0) else []
@@ -101,23 +101,25 @@ def main(argv: List[str]) -> int:
 
 def _connect(around: world.World, given: dict):
     """Meets the other processes. Only rank 0 logs, and whoever warns of what it reads."""
-    if given.get("threads"):
-        compat.set_threads(given["threads"])
+    threads = given.get("threads") or session.threads_of_run(given)
+    if threads:
+        compat.set_threads(threads)
     from mxtrain.parallel.communicator import connect
+    from mxtrain.train.relay import READERS
 
     communicator = connect(around)
     if communicator.rank:
         _log.addFilter(lambda record: record.levelno >= (
-            logging.WARNING if record.module in ("loader", "workers", "jpeg") else logging.ERROR))
+            logging.WARNING if record.module in READERS else logging.ERROR))
     return communicator
 
 
-def _describe(run, settings, task) -> None:
+def _describe(run, settings, task, kvstore: str) -> None:
     parallel, count = settings.parallel, sum(p.data(run.contexts[0]).size for p in run.parameters.values())
     _log.info("network %s: %s parameters, %d outputs", settings.model.model, f"{count:,}", len(task.classes))
     _log.info("batches of %d in %d shard%s, %s, kvstore %s; %d updates per epoch", settings.train.batch_size,
               parallel.shards, "s" if parallel.shards > 1 else "",
-              "exact sums" if parallel.exact else "float32 sums", parallel.kvstore, len(task.train_data))
+              "exact sums" if parallel.exact else "float32 sums", kvstore, len(task.train_data))
     _log.info("run folder: %s", settings.train.out)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from mxtrain import config
 from mxtrain.errors import UserError
 from mxtrain.launch import worker
+from mxtrain.parallel.world import IN_PROCESS
 from mxtrain.train import checkpoint, folder
 
 _log = logging.getLogger("mxtrain")
@@ -35,11 +36,36 @@ def configure(given: Dict[str, Any], communicator=None) -> Tuple[SimpleNamespace
     if communicator is None or communicator.size == 1:
         values, place = _joined(given)
     else:
+        _check_alike(given, communicator)
         mine = communicator.together(lambda: _joined(given) if communicator.rank == 0 else (None, None))
         values, place = communicator.share([mine[0], mine[1] and [str(path) if path else None for path in mine[1]]])
         place = place and Place(*(path and Path(path) for path in place))
         return communicator.together(lambda: config.build(values)), place
     return config.build(values), place
+
+
+def _check_alike(given: Dict[str, Any], communicator) -> None:
+    """Raises UserError for a setting that this process was given and rank 0 was not, or the other way round."""
+    # Of the folder of the run only rank 0 takes note.
+    mine = {name: value for name, value in given.items() if name not in ("out", "resume")}
+
+    def mistake(expected: Dict[str, Any]) -> str:
+        name = next(name for name in (*mine, *expected) if mine.get(name) != expected.get(name))
+        return (f"--{name.replace('_', '-')} {mine.get(name)}: for rank {communicator.rank}, and {expected.get(name)} "
+                "for rank 0; all processes are given the same settings")
+
+    communicator.check_same(mine, mistake)
+
+
+def threads_of_run(given: Dict[str, Any]) -> Optional[int]:
+    """Threads per CPU context of the run to be resumed, where there is one and it can be seen from here."""
+    path = worker.folder_to_resume() or given.get("resume")
+    if not path:
+        return None
+    try:
+        return config.load(checkpoint.find(str(path))[0] / "config.yaml").get("threads")
+    except UserError:  # it is said where the run is needed, which is rank 0
+        return None
 
 
 def _joined(given: Dict[str, Any]) -> Tuple[Dict[str, Any], Optional[Place]]:
@@ -76,6 +102,7 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
     """
     from mxtrain.callbacks.base import Callbacks  # from here on mxnet is needed
     from mxtrain.train.loop import save, train
+    from mxtrain.train.relay import Relay
     from mxtrain.train.setup import start_alike
 
     communicator, writes = run.communicator, run.communicator.rank == 0
@@ -95,8 +122,7 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
         def begin() -> None:
             if path is not None:
                 with folder.naming(path):
-                    # Not where: `--config <run>/config.yaml` makes the same run anew, and the folder may be moved.
-                    config.save(path / "config.yaml", {**config.flatten(settings), "out": None}, notes)
+                    config.save(path / "config.yaml", _to_keep(settings), notes)
                     stack.callback(folder.close_log, folder.log_to(path))
             describe()
             if path is not None:
@@ -105,7 +131,8 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
         communicator.together(begin if writes else lambda: None)
         for note in notes:
             _log.info("%s", note)
-        run.callbacks = Callbacks([*(_file_callbacks(settings, path) if path and writes else []), *callbacks])
+        run.callbacks = Callbacks([*([Relay(communicator)] if path and communicator.size > 1 else []),
+                                   *(_file_callbacks(settings, path) if path and writes else []), *callbacks])
         stack.callback(run.callbacks.close)
         if signals:
             stack.enter_context(run.signals)
@@ -116,6 +143,14 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
         train(run)
         _log.info("%s (%.1f s)", run.state.finished, time.monotonic() - began)
     return path
+
+
+def _to_keep(settings: SimpleNamespace) -> Dict[str, Any]:
+    """What config.yaml says, so that it makes the same run anew, here or elsewhere: not in which folder, which may be
+    moved, nor how the processes met, of which the next start may have others."""
+    values = config.flatten(settings)
+    kvstore = values["kvstore"] if values["kvstore"] in IN_PROCESS else None
+    return {**values, "out": None, "kvstore": kvstore, "staleness": None}
 
 
 def _resume(run, settings, place: Place) -> List[str]:

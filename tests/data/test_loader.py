@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from contextlib import closing
+from functools import partial
 
 import mxtrain  # noqa: F401
 import numpy as np
@@ -19,6 +20,7 @@ from mxtrain.data.datasets import ArrayDataset
 from mxtrain.data.loader import Loader, loaders
 from mxtrain.data.settings import DataConfig
 from mxtrain.errors import BadSample, TrainingError, UserError
+from mxtrain.parallel.layout import part_of
 
 
 class Numbers(gluon.data.Dataset):
@@ -482,3 +484,31 @@ def test_parts_of_batches_make_up_the_whole(parts, workers, kind):
     finally:
         for loader in loaders:
             loader.close()
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_short_last_batch_may_have_more_rows_of_a_part_than_the_others(kind):
+    # Of 5 shards the third has 0 of 3 rows, and 1 of 2.
+    part = partial(part_of, first=2, count=1, replicas=5, shards=5)
+    with closing(Loader(Numbers(5), 3, shuffle="none", workers=2, worker_kind=kind, part=part)) as loader:
+        assert [batch[1].tolist() for batch in loader.batches(0)] == [[], [3]]
+
+
+def test_a_process_reads_ahead_for_its_own_part():
+    def ahead(part):
+        with closing(Loader(Numbers(64), 16, workers=8, part=part)) as loader:
+            loader.prefetch(0)
+            return loader._crew.ahead
+
+    assert ahead(workers.everything) == 2  # 32 samples for 8 workers
+    assert ahead(lambda rows: (0, rows // 8)) == 8  # of 2 rows
+    assert ahead(lambda rows: (rows, rows)) == 2  # of none: there is nothing to read
+
+
+@pytest.mark.parametrize("variable", ["HOROVOD_LOCAL_SIZE", "MXTRAIN_LOCAL_SIZE"])
+def test_processes_of_a_host_share_its_cores(monkeypatch, variable):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
+    assert workers.cores() == Loader(Numbers(3), 1, workers=None).workers == 9
+    for processes, cores in (("1", 9), ("2", 4), ("8", 1), ("16", 1)):
+        monkeypatch.setenv(variable, processes)
+        assert workers.cores() == Loader(Numbers(3), 1, workers=None).workers == cores

@@ -65,6 +65,8 @@ def test_a_single_process_agrees_with_itself():
 def test_what_is_made_of_sums():
     value = {"list": [1, 2.5, None], "text": "Grüße", "large": 2**53}
     assert among(3, lambda c: c.share(value if c.rank == 0 else "other")) == [value] * 3
+    assert among(3, lambda c: c.gather([c.rank, "ä"] if c.rank != 1 else None)) == [[[0, "ä"], None, [2, "ä"]]] * 3
+    assert among(2, lambda c: c.gather(None)) == [[None] * 2] * 2
     assert among(3, lambda c: c.check_same("data", str)) == [None] * 3
     first, *others = among(3, lambda c: c.check_same(min(c.rank, 1), "rank 0 has {}".format))
     assert isinstance(first, Elsewhere) and [str(error) for error in others] == ["rank 0 has 0"] * 2

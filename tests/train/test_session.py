@@ -2,6 +2,7 @@
 
 import pytest
 
+from mxtrain import config
 from mxtrain.train import session
 
 
@@ -38,10 +39,29 @@ def test_another_training_of_the_same_script_is_not_taken_for_it(begun, tmp_path
     assert place is None and settings.train.out == str(tmp_path / "other") and begun.exists()
 
 
-@pytest.mark.parametrize("saved, expected", [("none", "none"), ("local", "local"), ("horovod", None),
-                                             ("dist_sync", None), ("dist_async", None)])
-def test_the_kvstore_is_that_of_the_run_only_within_a_process(tmp_path, saved, expected):
-    (tmp_path / "config.yaml").write_text(f"kvstore: {saved}\nstaleness: 2\n")
+@pytest.mark.parametrize("given, kept", [("none", "none"), ("local", "local"), ("horovod", None), ("dist_sync", None),
+                                         ("dist_async", None), (None, None)])
+def test_the_kvstore_is_that_of_the_run_only_within_a_process(tmp_path, monkeypatch, given, kept):
+    kept_settings = session._to_keep(config.build({"kvstore": given, "out": "x", "staleness": 2}))
+    config.save(tmp_path / "config.yaml", kept_settings)
     parallel = session.configure({"resume": str(tmp_path)})[0].parallel
-    assert (parallel.kvstore, parallel.staleness) == (expected, None)
+    assert (parallel.kvstore, parallel.staleness) == (kept, None)
     assert session.configure({"resume": str(tmp_path), "kvstore": "device"})[0].parallel.kvstore == "device"
+    for environment, bound in (({}, kept), ({"HOROVOD_RANK": "0"}, None), ({"DMLC_ROLE": "worker"}, None)):
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            arguments = config.parse(["--config", str(tmp_path / "config.yaml")]).given
+            assert arguments["out"] is None and arguments.get("kvstore") == bound
+            typed = config.parse(["--config", str(tmp_path / "config.yaml"), "--kvstore", "local"]).given
+            assert typed["kvstore"] == "local"
+
+
+def test_the_threads_of_a_run_are_known_before_it_is_read(begun, monkeypatch):
+    assert session.threads_of_run({}) is None  # its file does not say
+    (begun / "config.yaml").write_text("threads: 2\n")
+    assert session.threads_of_run({}) == 2
+    monkeypatch.delenv("MXTRAIN_RESUME")
+    assert session.threads_of_run({"resume": str(begun)}) == 2
+    assert session.threads_of_run({"resume": str(begun / "cannot be seen from here")}) is None
+    assert session.threads_of_run({}) is None

@@ -1,0 +1,79 @@
+"""Trainings of a small network by scripts/train.py, alone and over processes, for tests."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainings import SCRIPT, idx_folder, metrics
+
+LAUNCH = SCRIPT.with_name("launch.py")
+MEASURED = {"seconds", "samples_per_second", "wait_share"}
+NO_HOROVOD = importlib.util.find_spec("horovod") is None
+HOROVOD = pytest.param("horovod", marks=pytest.mark.skipif(NO_HOROVOD,
+                                                           reason="Horovod is not installed (make setup HOROVOD=1)"))
+SLOW = pytest.mark.slow
+NETWORK = """
+from mxnet.gluon import nn
+
+def net(classes):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"), nn.Dropout(0.3), nn.Flatten(),
+            nn.Dense(8, activation="relu"), nn.Dropout(0.2), nn.Dense(classes))
+    return net
+"""
+UPDATES = 10  # of an epoch
+FLAGS = ["--data", "data", "--model", "network:net", "--batch-size", 10, "--lr", 0.05, "--momentum", 0.9, "--clip-norm",
+         1.0, "--no-plots", "--no-tensorboard", "--no-progress"]
+STEPS = ["--schedule", "step", "--decay-epochs", 1.5, 3.2, 7, "--decay-factor", 0.5, "--warmup-epochs", 0.5,
+         "--checkpoint-updates", UPDATES // 2, "--keep", 99]
+"""A rate that does not depend on the number of epochs, and checkpoints within them."""
+
+
+def launch(transport, workers, servers, *flags, ours=()):
+    """The command; transport: horovod or ps by launch.py, dist_device_sync, horovodrun, or alone for a single process.
+    ours: flags of launch.py."""
+    train = [sys.executable, SCRIPT, *flags]
+    if transport == "alone":
+        return train
+    if transport == "horovodrun":
+        return [Path(sys.executable).with_name("horovodrun"), "-np", workers, "--gloo", "--start-timeout", 120,
+                *train]
+    if transport == "horovod":
+        return [sys.executable, LAUNCH, "--transport", "horovod", "-n", workers, *ours, "--", *train]
+    return [sys.executable, LAUNCH, "-n", workers, "-s", servers, *ours, "--", *train, "--kvstore",
+            "dist_sync" if transport == "ps" else transport]
+
+
+def run(place, command, code=0):
+    done = subprocess.run(list(map(str, command)), cwd=place, capture_output=True, text=True, timeout=120,
+                          env=dict(os.environ))
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def rows(run):
+    return [{name: value for name, value in row.items() if name not in MEASURED} for row in metrics(run)]
+
+
+def prepare(place):
+    """97 samples to train on, 23 to validate, and a network that draws and counts. What runs in the folder finds them."""
+    idx_folder(place / "data", 97, 23, side=8)
+    (place / "network.py").write_text(NETWORK)
+    return place
+
+
+def runs_alone(place):
+    """What gives the run folder of one process on one context for some flags, each made once."""
+    folders = {}
+
+    def get(*flags):
+        if flags not in folders:
+            folders[flags] = place / f"alone-{len(folders)}"
+            run(place, [sys.executable, SCRIPT, *FLAGS, *flags, "--out", folders[flags]])
+        return folders[flags]
+
+    return get

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launching import TOKEN, processes, variables_of, wait_for
-from test_processes import NETWORK, flags_of, rows, run
-from trainings import SCRIPT, arrays, assert_same_bits, idx_folder
+from spread import FLAGS, prepare, rows, run
+from trainings import SCRIPT, arrays, assert_same_bits
 
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 
@@ -22,15 +22,13 @@ pytestmark = [pytest.mark.timeout(300),
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """97 samples and a network; `alone`, what one process makes of them."""
-    place = tmp_path_factory.mktemp("horovodrun")
-    idx_folder(place / "data", 97, 23, side=8)
-    (place / "network.py").write_text(NETWORK)
-    run(place, [sys.executable, SCRIPT, *flags(place, place / "alone")])
+    place = prepare(tmp_path_factory.mktemp("horovodrun"))
+    run(place, [sys.executable, SCRIPT, *flags("alone")])
     return place
 
 
-def flags(place, out, epochs=1):
-    return [*flags_of(place, "none"), "--exact", "--shards", 8, "--epochs", epochs, "--out", out]
+def flags(out, epochs=1):
+    return [*FLAGS, "--exact", "--shards", 8, "--epochs", epochs, "--out", out]
 
 
 def horovodrun(place, count, *words, token):
@@ -68,7 +66,7 @@ def ranks(token):
 def test_eight_processes(place, tmp_path):
     """Equal bits, one set of files, each line once: also with more processes than some batches have samples."""
     out, token = tmp_path / "run", f"{os.getpid()}-eight"
-    process = horovodrun(place, 8, *flags(place, out), token=token)
+    process = horovodrun(place, 8, *flags(out), token=token)
     stdout, stderr = ended(process, token, 200)
     assert process.returncode == 0, stderr
     assert_same_bits(arrays(out), arrays(place / "alone"))
@@ -85,7 +83,7 @@ def test_eight_processes(place, tmp_path):
 
 def test_a_killed_rank_ends_all(place, tmp_path):
     out, token = tmp_path / "run", f"{os.getpid()}-killed"
-    process = horovodrun(place, 2, *flags(place, out, epochs=500), "--checkpoint-updates", 7, token=token)
+    process = horovodrun(place, 2, *flags(out, epochs=500), "--checkpoint-updates", 7, token=token)
     wait_for(lambda: (out / "checkpoints" / "update-00000014").exists() or process.poll() is not None, 100)
     began = time.monotonic()
     os.kill(ranks(token)[1], signal.SIGKILL)

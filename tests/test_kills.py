@@ -14,8 +14,8 @@ import pytest
 
 from launching import TOKEN, processes, variables_of, wait_for
 from mxtrain.train import checkpoint
-from test_processes import HOROVOD, NETWORK, flags_of, launch, rows, run
-from trainings import SCRIPT, arrays, assert_same_bits, idx_folder
+from spread import FLAGS, HOROVOD, launch, prepare, rows, run
+from trainings import SCRIPT, arrays, assert_same_bits
 
 SECONDS = 30  # that all have to end
 UPDATES = 80  # of 8 epochs
@@ -28,15 +28,13 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """The data, the network, and `straight`, the run in one process."""
-    place = tmp_path_factory.mktemp("kills")
-    idx_folder(place / "data", 97, 23, side=8)
-    (place / "network.py").write_text(NETWORK)
-    run(place, [sys.executable, SCRIPT, *flags(place, place / "straight")])
+    place = prepare(tmp_path_factory.mktemp("kills"))
+    run(place, [sys.executable, SCRIPT, *flags(place, "straight")])
     return place
 
 
 def flags(place, out):
-    return [*flags_of(place, "none"), "--exact", "--epochs", UPDATES // 10, "--checkpoint-updates", 3, "--out", out]
+    return [*FLAGS, "--data", place / "data", "--exact", "--epochs", UPDATES // 10, "--checkpoint-updates", 3, "--out", out]
 
 
 def start(folder, command, token):
@@ -69,7 +67,7 @@ def kill_at_random(place, out, transport, seed, victim=None):
     draw = random.Random(f"{transport} {seed}")
     token = f"{os.getpid()}-{transport}-{seed}"
     grace = [] if seed in SLOW else ["--grace", 2]
-    process = start(place, launch(place, transport, 2, 1, *flags(place, out), ours=grace), token)
+    process = start(place, launch(transport, 2, 1, *flags(place, out), ours=grace), token)
     try:
         if seed % 4 == 3:
             time.sleep(draw.uniform(0.5, 5))
@@ -149,7 +147,7 @@ def test_an_exception_in_one_process(place, tmp_path, transport):
     """A traceback, once, of the process that it is in; the other one ends too, and the launcher says the cause last."""
     (tmp_path / "breaks.py").write_text(BREAKS)
     token = f"{os.getpid()}-{transport}-breaks"
-    process = start(tmp_path, launch(place, transport, 2, 1, *flags(place, tmp_path / "run"), "--model", "breaks:net",
+    process = start(tmp_path, launch(transport, 2, 1, *flags(place, tmp_path / "run"), "--model", "breaks:net",
                                      ours=["--grace", 8]), token)
     _, said = process.communicate(timeout=100)
     assert process.returncode == 1 and said.count("Traceback") == 1, said
@@ -163,7 +161,7 @@ def test_an_exception_in_one_process(place, tmp_path, transport):
 def test_a_signal_to_all_processes_of_a_job(place, tmp_path, transport):
     """As systemd, Slurm and docker send it: to launcher, workers and servers, and twice; workers get it three times."""
     out, token = tmp_path / "run", f"{os.getpid()}-{transport}-all"
-    process = start(place, launch(place, transport, 2, 1, *flags(place, out)), token)
+    process = start(place, launch(transport, 2, 1, *flags(place, out)), token)
     try:
         wait_for(lambda: process.poll() is not None or any(name >= "update-00000012" for name in names(out)), 100)
         for _ in range(2):

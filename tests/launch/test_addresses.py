@@ -9,7 +9,7 @@ import time
 import pytest
 
 from launching import processes
-from test_processes import run
+from spread import run
 from trainings import MLP, SCRIPT
 
 SERVER = [sys.executable, "-m", "mxtrain.launch.server"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from launching import processes, variables_of, wait_for
 
-from test_processes import HOROVOD, NETWORK, flags_of, launch, rows, run
-from trainings import SCRIPT, arrays, assert_same_bits, idx_folder
+from spread import FLAGS, HOROVOD, launch, prepare, rows, run
+from trainings import SCRIPT, arrays, assert_same_bits
 
 FAR = "far@localhost"  # another user: counts as another host, and the stand-in for ssh leads here
 
@@ -20,13 +20,12 @@ FAR = "far@localhost"  # another user: counts as another host, and the stand-in 
 def test_a_host_that_comes_back_is_taken_in(tmp_path, ssh, token, transport):
     """One of two hosts does not answer at first. When the only worker is killed, it is back, with places for two: the
     run goes on there, and ends with the bits of one process."""
-    idx_folder(tmp_path / "data", 97, 23, side=8)
-    (tmp_path / "network.py").write_text(NETWORK)
+    prepare(tmp_path)
     (tmp_path / "hosts").write_text(f"localhost\n{FAR} slots=2\n")
     (ssh / FAR).touch()
     out = tmp_path / "run"
-    flags = [*flags_of(tmp_path, "none"), "--exact", "--epochs", 12, "--checkpoint-updates", 4, "--out"]
-    command = launch(tmp_path, transport, 3, 1, *flags, out,
+    flags = [*FLAGS, "--exact", "--epochs", 12, "--checkpoint-updates", 4, "--out"]
+    command = launch(transport, 3, 1, *flags, out,
                      ours=["--hosts", tmp_path / "hosts", "--min-workers", 1, "--restarts", 5, "--grace", 2])
     process = subprocess.Popen(list(map(str, command)), cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
                                text=True)

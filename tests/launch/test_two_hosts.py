@@ -19,9 +19,9 @@ import pytest
 from launching import SCRIPT, processes, wait_for
 
 from mxtrain.train import checkpoint
-from test_processes import NETWORK, flags_of, rows, run
+from spread import FLAGS, prepare, rows, run
 from trainings import SCRIPT as TRAIN
-from trainings import arrays, assert_same_bits, idx_folder
+from trainings import arrays, assert_same_bits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -155,9 +155,8 @@ def test_a_cut_link_ends_all(hosts, token, transport, worker):
 @pytest.fixture
 def flags(tmp_path):
     """A function: flags of train.py for a run folder."""
-    idx_folder(tmp_path / "data", 97, 23, side=8)
-    (tmp_path / "network.py").write_text(NETWORK)
-    return lambda out: [TRAIN, *flags_of(tmp_path, "none"), "--exact", "--out", tmp_path / out]
+    prepare(tmp_path)
+    return lambda out: [TRAIN, *FLAGS, "--epochs", 3, "--exact", "--out", tmp_path / out]
 
 
 def kvstore(transport):

@@ -13,6 +13,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import Block
 
+from mxtrain import compat
 from mxtrain.callbacks.monitor import Monitor
 from mxtrain.errors import UserError
 from mxtrain.models import weights
@@ -43,6 +44,8 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     scores: makes an object like tasks.scores.F1, for values of an evaluation that are no means.
     `settings` are completed: shards gets its number.
     """
+    if contexts[0].device_type == "cpu":
+        compat.keep_memory()
     initialize(net, contexts, settings.train.seed)
     *sample, label = [mx.nd.array(x, ctx=contexts[0], dtype=x.dtype) for x in sample]
     if preprocess is not None:

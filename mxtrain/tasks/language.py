@@ -54,9 +54,9 @@ class LanguageTask(Classification):
         model = settings.model
         model.model = model.model or zoo.default_language_name()
         self._context = settings.gpt.context
-        if settings.optim.optimizer in ("sgd", "nag", "signum"):
-            _log.info("--optimizer %s is slow to train a GPT: adamw is usual, with --lr 0.001 or less, --warmup-epochs, "
-                      "--clip-norm 1 and --beta2 0.95", settings.optim.optimizer)
+        if model.model == "gpt" and settings.optim.optimizer in ("sgd", "nag", "signum"):
+            _log.info("--optimizer %s is slow to train a GPT; adamw is usual, see scripts/configs/gpt-1m.yaml",
+                      settings.optim.optimizer)
         return zoo.create_language(model.model, len(self.data.classes), settings.gpt)
 
     def input(self) -> dict:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from types import SimpleNamespace
-from typing import Optional
 
 from mxtrain.data.settings import DataConfig
 from mxtrain.data.table import EXTENSIONS, IMAGE_COLUMNS, TEXT_COLUMNS, has_column, is_prose, read_columns
@@ -25,32 +24,27 @@ def resolve(settings: SimpleNamespace) -> str:
     kind = settings.train.task
     if kind == "auto":
         kind = _of_file(settings) if _is_table(settings.data.data) else "image"
-    if kind != "image":
-        _check_for_words(settings, kind)
-    if kind != "text":
-        _refuse(settings.text, TextConfig, set(), *(("images", "image") if kind == "image" else ("language", "lm")))
-    if kind == "lm":
-        _refuse(settings.data, DataConfig, _FOR_LANGUAGE, "language", "lm")
+    if kind == "text":
+        _refuse(settings.data, DataConfig, _FOR_TEXTS, "texts (--task text)")
+        _refuse(settings.gpt, GPTConfig, set(), "texts (--task text)")
+    elif kind == "lm":
+        _refuse(settings.data, DataConfig, _FOR_LANGUAGE, "language (--task lm)")
+        _refuse(settings.text, TextConfig, set(), "language (--task lm)")
         if settings.train.label_smoothing:
             raise UserError(f"--label-smoothing {settings.train.label_smoothing}: has no effect on language (--task lm)")
         if settings.model.model not in (None, "gpt"):
             _refuse(settings.gpt, GPTConfig, {"context"}, f"--model {settings.model.model}, only on gpt")
     else:
-        _refuse(settings.gpt, GPTConfig, set(), f"{kind}s", kind)
-    if kind == "text":
-        _refuse(settings.data, DataConfig, _FOR_TEXTS, "texts", "text")
-    return kind
-
-
-def _check_for_words(settings: SimpleNamespace, kind: str) -> None:
-    """Raises UserError for what only networks of images have, and for the data that are there without --data."""
-    what, needed = (("texts", f"a table of texts ({', '.join(EXTENSIONS)})") if kind == "text" else
-                    ("language", "a text file"))
-    for name in ("pretrained", "zero_gamma"):
-        if getattr(settings.model, name):
-            raise UserError(f"--{name.replace('_', '-')}: is for networks of images; here it is {what} (--task {kind})")
+        _refuse(settings.text, TextConfig, set(), "images (--task image)")
+        _refuse(settings.gpt, GPTConfig, set(), "images (--task image)")
+        return kind
+    if settings.model.pretrained or settings.model.zero_gamma:
+        flag = "--pretrained" if settings.model.pretrained else "--zero-gamma"
+        raise UserError(f"{flag}: is for networks of images; these are texts (--task {kind})")
     if settings.data.data == DataConfig.data and not os.path.exists(DataConfig.data):
+        needed = f"a table of texts ({', '.join(EXTENSIONS)})" if kind == "text" else "a text file"
         raise UserError(f"--data is missing: --task {kind} needs {needed}")
+    return kind
 
 
 def open_task(settings: SimpleNamespace, resumed: bool, *part):
@@ -87,10 +81,9 @@ def _of_file(settings: SimpleNamespace) -> str:
                     "above it that names the columns)")
 
 
-def _refuse(section, kind: type, meant: set, things: str, task: Optional[str] = None) -> None:
+def _refuse(section, kind: type, meant: set, things: str) -> None:
     """Raises UserError for a setting that has no effect."""
     for field in dataclasses.fields(kind):
         value = getattr(section, field.name)
         if field.name not in meant and value != field.default:
-            flag = f"--{field.name.replace('_', '-')} {value}"
-            raise UserError(f"{flag}: has no effect on {things}" + (f" (--task {task})" if task else ""))
+            raise UserError(f"--{field.name.replace('_', '-')} {value}: has no effect on {things}")

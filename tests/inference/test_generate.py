@@ -24,6 +24,10 @@ def test_each_token_is_drawn_as_often_as_its_probability(uniform, token):
     assert choose(SCORES, 1.0, None, uniform) == token  # the likeliest first: 1, 3, 0, 2
 
 
+def test_a_border_belongs_to_the_token_after_it():
+    assert choose(np.zeros(2, "float32"), 1.0, None, 0.5) == 1
+
+
 def test_temperature_and_top_k():
     # At temperature 0.5 the probabilities are squared: 0.16 / 0.34 = 0.4706 for 1 and 3.
     assert [choose(SCORES, 0.5, None, u) for u in (0.47, 0.472, 0.94, 0.942, 0.98)] == [1, 3, 3, 0, 2]

@@ -62,14 +62,14 @@ class TokenData:
     classes: List[str]
     """The vocabulary: names of the tokens, by number."""
     fingerprint: str
-    """Hex digest; changes with the length of a file, of the sequences and of the parts, and with the bytes of 1,024 evenly
-    spread pieces of 64 KiB (up to 64 MiB: with every byte), but not with the place on disk."""
+    """Hex digest; changes with the length of a file, of the sequences and of the parts, and with the bytes of 1,024
+    evenly spread pieces of 64 KiB (up to 64 MiB: with every byte), but not with the place on disk."""
     notes: List[str]
 
 
 def open_tokens(data: DataConfig, length: int) -> TokenData:
-    """The sequences of `length` tokens in the file that `data` names; the last ones of it are held out where there is no
-    file for validation.
+    """The sequences of `length` tokens in the file that `data` names; the last ones of it are held out where there is
+    no file for validation.
 
     UserError, naming the flag and the file, for what is no plain text, cannot be read or is too short.
     """
@@ -90,9 +90,9 @@ def open_tokens(data: DataConfig, length: int) -> TokenData:
             raise _too_short("--data", data.data, content, length, 2)
         train = TokenDataset(content, length, 0, count - held)
         val = TokenDataset(content, length, count - held, held)
-    where = "" if val is None else f"the last {len(val):,} of the file" if data.val is None else f"{len(val):,} of {data.val}"
-    found = (f"tokens: {len(content):,} bytes, a token each; sequences of {length}: {len(train):,} for training, "
-             f"{where or 'none'} for validation")
+    found = f"tokens: {len(content):,} bytes, a token each; sequences of {length}: {len(train):,} for training"
+    if val is not None:
+        found += f", {'the last ' if data.val is None else ''}{len(val):,} of {data.val or 'the file'} for validation"
     pieces = [_pieces(content), [] if data.val is None else _pieces(val.content)]
     parts = [f"{len(train)} and {len(val) if val else 0} of {length}"]
     return TokenData(name, train, val, BYTES, digest(BYTES, parts, *pieces),
@@ -100,7 +100,7 @@ def open_tokens(data: DataConfig, length: int) -> TokenData:
 
 
 def open_sequences(flag: str, path: str, length: int) -> Tuple[TokenDataset, List[str]]:
-    """All sequences of a file, and what there is to say about it. UserError as open_tokens; flag: that names the file."""
+    """All sequences of a file, which `flag` names, and what there is to say about it. UserError as open_tokens."""
     content, notes = _open(flag, path)
     count = _sequences(content, length)
     if not count:
@@ -117,7 +117,8 @@ def _open(flag: str, path: str) -> Tuple[np.ndarray, List[str]]:
     """(bytes,) uint8, mapped, and notes."""
     place = os.path.expanduser(path)
     if os.path.isdir(place):
-        raise UserError(f"{flag} {path}: is a folder; --task lm reads one text file: cat {path}/*.txt > all.txt makes one")
+        raise UserError(f"{flag} {path}: is a folder; --task lm reads one text file: cat {path}/*.txt > all.txt makes "
+                        "one")
     try:
         with open(place, "rb") as file:
             start = file.read(_PIECE)
@@ -126,10 +127,10 @@ def _open(flag: str, path: str) -> Tuple[np.ndarray, List[str]]:
         raise UserError(f"{flag} {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     kind = next((name for magic, name in _COMPRESSED if start.startswith(magic)), None)
     if kind:
-        raise UserError(f"{flag} {path}: is compressed ({kind}): unpack it first; it is read in place, at any byte")
+        raise UserError(f"{flag} {path}: is compressed ({kind}): unpack it first, since it is read in place")
     if start.startswith(_UTF16):
-        raise UserError(f"{flag} {path}: is UTF-16; the tokens are bytes, and generated ones are read as UTF-8: convert it "
-                        "(iconv -f utf-16 -t utf-8)")
+        raise UserError(f"{flag} {path}: is UTF-16; the tokens are bytes, and generated ones are read as UTF-8: "
+                        "convert it (iconv -f utf-16 -t utf-8)")
     return content, _about_bytes(path, start)
 
 
@@ -140,8 +141,8 @@ def _about_bytes(path: str, start: bytes) -> List[str]:
     try:
         codecs.getincrementaldecoder("utf-8")().decode(start)  # whose last letter may be cut in two
     except UnicodeDecodeError as error:
-        return [f"{path}: byte 0x{start[error.start]:02x} at {error.start} is not UTF-8: it is learned as it is, but generated "
-                "text shows such bytes as \N{REPLACEMENT CHARACTER} (iconv -f cp1252 -t utf-8 converts a file)"]
+        return [f"{path}: byte 0x{start[error.start]:02x} at {error.start} is not UTF-8: it is learned as it is, but "
+                "generated text shows such bytes as \N{REPLACEMENT CHARACTER} (iconv -f cp1252 -t utf-8 converts it)"]
     return []
 
 

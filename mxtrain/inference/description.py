@@ -37,8 +37,8 @@ def read(place: Path) -> Description:
 def refuse_language(run: str) -> None:
     """Raises UserError for a run, as --run names it, of a language model."""
     if read(checkpoint.find(run)[0]).kind == "lm":
-        raise UserError(f"--run {run}: is a language model, which goes on with texts: python scripts/generate.py --run {run} "
-                        "--prompt ...")
+        raise UserError(f"--run {run}: is a language model, which goes on with texts: python scripts/generate.py "
+                        f"--run {run} --prompt ...")
 
 
 def unreadable(place: Path, error: Exception) -> UserError:

@@ -30,7 +30,8 @@ def main(argv: List[str]) -> int:
     settings = program.parse(parser, _SECTIONS, argv)
     kind = description.read(checkpoint.find(settings.run.run)[0]).kind
     if kind != "lm":
-        raise UserError(f"--run {settings.run.run}: is a classifier of {kind}s, and no language model: predict.py uses it")
+        raise UserError(f"--run {settings.run.run}: is a classifier of {kind}s, and no language model: predict.py uses "
+                        "it")
     prompt = _prompt(settings.generate.prompt)
     contexts = program.open_contexts(settings.devices)
     if len(contexts) > 1:
@@ -89,8 +90,8 @@ def choose(scores: np.ndarray, temperature: float, top_k: Optional[int], uniform
 def scorer(run: Trained, ctx) -> Callable[[Sequence[int]], np.ndarray]:
     """What gives the scores of the token after some tokens, of which the last `context` count.
 
-    The network always gets sequences of one length, filled up on the right with what no place before it can see, so that
-    MXNet prepares its graph once.
+    The network always gets sequences of one length, filled up on the right with what no place before it can see, so
+    that MXNet prepares its graph once.
     """
     import mxnet as mx
     from mxnet import autograd

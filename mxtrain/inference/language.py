@@ -17,7 +17,7 @@ _log = logging.getLogger("mxtrain")
 
 
 def open_language_samples(settings: EvaluateConfig, run: Trained) -> Samples:
-    """The run's own validation sequences, or all sequences of another file. Raises UserError for what is about classes."""
+    """The run's own validation sequences, or all sequences of another file. UserError for what is about classes."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if field.name != "data" and value != field.default:

@@ -112,7 +112,9 @@ def _network(settings: SimpleNamespace, classes: int, how: Union[Pixels, Words, 
     name = settings.model.model
     if isinstance(how, Sequences):
         return zoo.create_language(name, classes, settings.gpt)
-    return zoo.create_text(name, classes, how.buckets) if isinstance(how, Words) else zoo.create(name, classes, how.channels)
+    if isinstance(how, Words):
+        return zoo.create_text(name, classes, how.buckets)
+    return zoo.create(name, classes, how.channels)
 
 
 def _input(found: description.Description, place: Path) -> Union[Pixels, Words, Sequences]:

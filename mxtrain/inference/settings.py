@@ -137,7 +137,7 @@ class GenerateConfig:
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
         if self.temperature == 0 and self.top_k is not None:
-            raise UserError(f"--top-k {self.top_k}: has no effect with --temperature 0, which takes the likeliest token")
+            raise UserError(f"--top-k {self.top_k}: has no effect with --temperature 0, which takes the likeliest")
 
 
 def check_writable(flag: str, path: str) -> None:

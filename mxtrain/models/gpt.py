@@ -1,7 +1,7 @@
 """A GPT: a pre-norm decoder of GPT-2's shape (Radford et al. 2019).
 
-ids: (batch, time) whole numbers from 0 to vocabulary - 1 -> scores: (batch, time, vocabulary), for the token that follows
-each. time: 1 to context. The embedding of tokens and the output are two parameters.
+ids: (batch, time) whole numbers from 0 to vocabulary - 1 -> scores: (batch, time, vocabulary), for the token that
+follows each. time: 1 to context. The embedding of tokens and the output are two parameters.
 """
 
 from __future__ import annotations
@@ -120,5 +120,5 @@ def _dense(units: int, inputs: int, deviation: float = _DEVIATION, **named) -> n
 
 
 def _residual_deviation(config: GPTConfig) -> float:
-    """Of the weights that lead back to x: each block adds to it twice, and its size should not grow with their number."""
+    """Of the weights that lead back to x: each block adds to it twice, and it should not grow with their number."""
     return _DEVIATION / math.sqrt(2 * config.layers)

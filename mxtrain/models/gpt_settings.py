@@ -26,7 +26,6 @@ class GPTConfig:
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)}: must be 1 or more")
         if self.width % self.heads:
-            raise UserError(f"--heads {self.heads}: must divide --width {self.width}, since each head takes an equal part "
-                            "of it")
+            raise UserError(f"--heads {self.heads}: must divide --width {self.width}; each head takes a part of it")
         if not 0 <= self.dropout < 1:
             raise UserError(f"--dropout {self.dropout}: must be from 0 to below 1")

@@ -86,14 +86,15 @@ def create_text(name: str, classes: int, buckets: int) -> Block:
 def create_language(name: str, vocabulary: int, shape: GPTConfig) -> Block:
     """A language model, (rows, time) tokens -> (rows, time, vocabulary) scores, that is not initialized yet.
 
-    name: one of our own, or "module:function" as for `create`, for which the shape is of no account. Raises UserError as
-    `create`.
+    name: one of our own, or "module:function" as for `create`, for which the shape is of no account. Raises UserError
+    as `create`.
     """
     if ":" in name:
         return _from_module(name, vocabulary)
     if name in _LANGUAGE:
         return _LANGUAGE[name](vocabulary, shape)
-    raise UserError(f"--model {name}: {_fault(name)}; for language there are {', '.join(_LANGUAGE)} and module:function")
+    raise UserError(f"--model {name}: {_fault(name)}; for language there are {', '.join(_LANGUAGE)} and "
+                    "module:function")
 
 
 def _fault(name: str) -> str:

@@ -31,7 +31,8 @@ def resolve(settings: SimpleNamespace) -> str:
         _refuse(settings.data, DataConfig, _FOR_LANGUAGE, "language (--task lm)")
         _refuse(settings.text, TextConfig, set(), "language (--task lm)")
         if settings.train.label_smoothing:
-            raise UserError(f"--label-smoothing {settings.train.label_smoothing}: has no effect on language (--task lm)")
+            raise UserError(f"--label-smoothing {settings.train.label_smoothing}: has no effect on language "
+                            "(--task lm)")
         if settings.model.model not in (None, "gpt"):
             _refuse(settings.gpt, GPTConfig, {"context"}, f"--model {settings.model.model}, only on gpt")
     else:

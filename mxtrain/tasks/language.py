@@ -27,6 +27,13 @@ class Sequences(NamedTuple):
     """Tokens of a sequence."""
 
 
+def with_perplexity(means: Dict[str, float]) -> Dict[str, float]:
+    """The means with `perplexity` = exp(loss) after them, per token; infinite where no float holds it."""
+    if "loss" not in means:
+        return means
+    return {**means, "perplexity": math.exp(means["loss"]) if means["loss"] < 700 else math.inf}
+
+
 class TokenLoss(HybridBlock):
     """Cross-entropy (in nats) of the next token, as the mean over a sequence: (rows, time, vocabulary), (rows, time) ->
     (rows,). All sequences of a run are of one length, so the mean over rows is the mean over tokens."""
@@ -41,7 +48,7 @@ class TokenLoss(HybridBlock):
 class LanguageTask(Classification):
     """See Classification. The classes are the tokens; there is no accuracy, so the monitored value is the loss."""
 
-    noun = "token"
+    noun, values = "token", staticmethod(with_perplexity)
 
     def __init__(self, settings, *arguments):
         super().__init__(settings, *arguments)
@@ -62,10 +69,6 @@ class LanguageTask(Classification):
     def input(self) -> dict:
         return {"kind": "lm", **Sequences("bytes", self._context)._asdict()}
 
-    @staticmethod
-    def values(means: Dict[str, float]) -> Dict[str, float]:
-        return with_perplexity(means)
-
     def sample(self) -> list:
         return [np.zeros((2, self._context), "int32") for _ in range(2)]
 
@@ -73,12 +76,5 @@ class LanguageTask(Classification):
         """Raises UserError for a network that does not give one score per place and token."""
         wanted = (self._context, len(self.classes))
         if output.shape[1:] != wanted:
-            raise UserError(f"--model {self._model.model}: gives scores of shape {output.shape[1:]} for a sequence; {wanted} "
-                            "is needed: a score for each token that may follow, at each place")
-
-
-def with_perplexity(means: Dict[str, float]) -> Dict[str, float]:
-    """The means with `perplexity` = exp(loss) after them, per token; infinite where no float holds it."""
-    if "loss" not in means:
-        return means
-    return {**means, "perplexity": math.exp(means["loss"]) if means["loss"] < 700 else math.inf}
+            raise UserError(f"--model {self._model.model}: gives scores of shape {output.shape[1:]} for a sequence; "
+                            f"{wanted} is needed: a score for each token that may follow, at each place")

@@ -72,7 +72,7 @@ def test_files_are_mapped_and_not_read(text, tmp_path):
 
 def test_the_fingerprint_changes_with_what_is_trained_on_and_not_with_the_place(text, monkeypatch):
     monkeypatch.setattr(tokens, "_PIECES", 4)
-    monkeypatch.setattr(tokens, "_PIECE", 8)  # so that 53 bytes are a large file: known by 0-7, 15-22, 30-37 and 45-52
+    monkeypatch.setattr(tokens, "_PIECE", 8)  # 53 bytes are a large file then: known by 0-7, 15-22, 30-37 and 45-52
     of = opened(text(CONTENT)).fingerprint
     assert opened(text(CONTENT, "elsewhere.txt")).fingerprint == of
     changed = {i: opened(text(CONTENT[:i] + b"#" + CONTENT[i + 1:])).fingerprint != of for i in range(53)}
@@ -88,7 +88,8 @@ def test_a_small_file_is_known_by_all_its_bytes(text):
 
 
 @pytest.mark.parametrize("size, given, says", [
-    (0, {}, "has 0 bytes; a sequence of --context 5 needs 6"), (5, {}, "has 5 bytes; a sequence of --context 5 needs 6"),
+    (0, {}, "has 0 bytes; a sequence of --context 5 needs 6"),
+    (5, {}, "has 5 bytes; a sequence of --context 5 needs 6"),
     (10, {}, "one sequence to train on and one that is held out of --context 5 needs 11"),
     (10, {"val_split": 0.3}, "--val-split 0"),
 ])
@@ -106,7 +107,8 @@ def test_the_shortest_files(text):
 
 
 def test_what_is_no_plain_text_is_refused(text, tmp_path):
-    for content, says in ((gzip.compress(CONTENT), "is compressed (gzip)"), (b"PK\3\4" + CONTENT, "is compressed (zip)"),
+    for content, says in ((gzip.compress(CONTENT), "is compressed (gzip)"),
+                          (b"PK\3\4" + CONTENT, "is compressed (zip)"),
                           ("Text that is long enough".encode("utf-16"), "is UTF-16")):
         for given in ({}, {"val": text(content, "b.txt")}):
             with pytest.raises(UserError, match=re.escape(says)):

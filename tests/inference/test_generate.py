@@ -19,7 +19,8 @@ SCORES = np.log(np.array([0.1, 0.4, 0.1, 0.4], "float32")) + 7
 CONTEXT = 16
 
 
-@pytest.mark.parametrize("uniform, token", [(0.0, 1), (0.39, 1), (0.41, 3), (0.79, 3), (0.81, 0), (0.91, 2), (1 - 1e-12, 2)])
+@pytest.mark.parametrize("uniform, token", [
+    (0.0, 1), (0.39, 1), (0.41, 3), (0.79, 3), (0.81, 0), (0.91, 2), (1 - 1e-12, 2)])
 def test_each_token_is_drawn_as_often_as_its_probability(uniform, token):
     assert choose(SCORES, 1.0, None, uniform) == token  # the likeliest first: 1, 3, 0, 2
 
@@ -104,8 +105,10 @@ def test_a_prompt_from_the_standard_input(run, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("given, says", [
-    (["--length", "0"], "--length 0: must be 1 or more"), (["--temperature", "-1"], "--temperature -1.0: must be a number"),
-    (["--top-k", "0"], "--top-k 0: must be 1 or more"), (["--top-k", "257"], "--top-k 257: the vocabulary has 256 tokens"),
+    (["--length", "0"], "--length 0: must be 1 or more"),
+    (["--temperature", "-1"], "--temperature -1.0: must be a number"),
+    (["--top-k", "0"], "--top-k 0: must be 1 or more"),
+    (["--top-k", "257"], "--top-k 257: the vocabulary has 256 tokens"),
     (["--top-k", "5", "--temperature", "0"], "--top-k 5: has no effect with --temperature 0"),
     (["--seed", "-1"], "--seed -1: must be from 0"), (["--prompt", ""], "--prompt is empty"),
     (["--cpus", "2"], "one device is enough"),

@@ -178,7 +178,8 @@ def test_configurations_have_the_size_that_they_state(path):
 
 @pytest.mark.parametrize("given, says", [
     ({"heads": 3, "width": 8}, "--heads 3: must divide --width 8"), ({"layers": 0}, "--layers 0: must be 1 or more"),
-    ({"context": -1}, "--context -1: must be 1 or more"), ({"dropout": 1.0}, "--dropout 1.0: must be from 0 to below 1"),
+    ({"context": -1}, "--context -1: must be 1 or more"),
+    ({"dropout": 1.0}, "--dropout 1.0: must be from 0 to below 1"),
 ])
 def test_shapes_that_cannot_be(given, says):
     with pytest.raises(UserError, match=re.escape(says)):

@@ -14,7 +14,8 @@ from mxtrain.train import loop
 
 MEASURED = ("seconds", "samples_per_second", "wait_share")
 TINY = ["--layers", "2", "--heads", "2", "--width", "16", "--context", "16"]
-SMALL = [*TINY, "--batch-size", "20", "--epochs", "2", "--optimizer", "adamw", "--lr", "0.01", "--clip-norm", "1", *QUIET]
+SMALL = [*TINY, "--batch-size", "20", "--epochs", "2", "--optimizer", "adamw", "--lr", "0.01", "--clip-norm", "1",
+         *QUIET]
 """Three updates an epoch; the last batch is of 5 sequences."""
 
 train = pytest.fixture(train_program)
@@ -68,15 +69,15 @@ def test_a_stopped_run_goes_on_to_the_same_bits(train, text, exact_run, tmp_path
 
 def test_float_sums_and_accumulation_are_close(train, text, tmp_path):
     found = []
-    for name, layout in (("one", ["--shards", "4"]), ("two", ["--shards", "4", "--cpus", "2"]), ("pieces", ["--micro-batch", "5"]),
-                         ("whole", [])):
+    for name, layout in (("one", ["--shards", "4"]), ("two", ["--shards", "4", "--cpus", "2"]),
+                         ("pieces", ["--micro-batch", "5"]), ("whole", [])):
         run = tmp_path / name
         # With plain descent and small steps: adam's first ones divide a gradient by its own size.
         assert train("--data", text, *SMALL, "--optimizer", "sgd", *layout, "--out", run)[0] == 0
         found.append(run)
     assert_same_bits(arrays(found[2]), arrays(found[0]))
     assert_close(arrays(found[1]), arrays(found[0]))
-    # A product of 20 rows and four of 5 may round otherwise, besides the sums: law 1 is about an equal number of shards.
+    # A product of 20 rows and four of 5 may round otherwise, besides the sums: law 1 asks for as many shards.
     for name, array in arrays(found[3]).items():
         np.testing.assert_allclose(array, arrays(found[0])[name], rtol=0, atol=1e-4 * np.abs(array).max(), err_msg=name)
     losses = [[float(row["loss"]) for row in metrics(run)] for run in found]
@@ -94,8 +95,8 @@ def test_perplexity_is_that_of_the_mean_over_tokens(exact_run):
 def test_it_learns_and_the_best_is_that_of_the_smallest_loss(train, tmp_path):
     path = tmp_path / "pattern.txt"
     path.write_text("the cat sat on the mat. " * 200)
-    code, out, err = train("--data", path, *TINY, "--batch-size", "16", "--epochs", "8", "--optimizer", "adamw", "--lr", "0.02",
-                           "--out", tmp_path / "run", *[flag for flag in QUIET if flag != "--no-progress"], "--json")
+    code, out, err = train("--data", path, *TINY, "--batch-size", "16", "--epochs", "8", "--optimizer", "adamw",
+                           "--lr", "0.02", "--out", tmp_path / "run", "--no-plots", "--no-tensorboard", "--json")
     assert code == 0
     losses = [float(row["loss"]) for row in metrics(tmp_path / "run") if row["split"] == "val"]
     # Bytes at random take log(256) = 5.5 nats each, and only the first few of a sequence cannot be foretold.

@@ -26,7 +26,8 @@ class Progress(Callback):
         self._last_line = time.monotonic()
 
     def log(self, values: dict) -> None:
-        shown = {name: _short(values[name]) for name in ("loss", "accuracy", "perplexity", "lr") if values.get(name) is not None}
+        shown = {name: _short(values[name]) for name in ("loss", "accuracy", "perplexity", "lr")
+                 if values.get(name) is not None}
         shown["data wait"] = f"{100 * values['wait_share']:.0f}%"
         if self._terminal:
             if self._bar is None:

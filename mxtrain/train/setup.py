@@ -41,8 +41,8 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
 
     sample: (*inputs, label) of a row or two, for the shapes. prepare: called with the initialized network before its
     parameters are taken. check_output: called with the network's (main) output for the sample.
-    scores: makes an object like tasks.scores.F1, for values of an evaluation that are no means. values: means -> all values
-    that follow from them.
+    scores: makes an object like tasks.scores.F1, for values of an evaluation that are no means. values: means -> all
+    values that follow from them.
     `settings` are completed: shards gets its number.
     """
     initialize(net, contexts, settings.train.seed)

@@ -32,8 +32,8 @@ def test_help_needs_no_mxnet():
                  "slow = {'mxnet', 'cv2', 'sklearn', 'gluoncv', 'matplotlib'} & set(sys.modules)\n"
                  "assert not slow, slow")
     assert done.returncode == 0, done.stderr
-    for text in ("evaluate.py", "export.py", "predict.py", "--run RUN", "--per-class", "--format {symbol,onnx}", "--top TOP",
-                 "generate.py", "--temperature TEMPERATURE"):
+    for text in ("evaluate.py", "export.py", "predict.py", "--run RUN", "--per-class", "--format {symbol,onnx}",
+                 "--top TOP", "generate.py", "--temperature TEMPERATURE"):
         assert text in done.stdout
 
 

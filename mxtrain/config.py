@@ -21,14 +21,15 @@ from mxtrain.data.settings import DataConfig
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.devices import DeviceConfig
 from mxtrain.errors import UserError, nearest
+from mxtrain.models.gpt_settings import GPTConfig
 from mxtrain.models.settings import ModelConfig
 from mxtrain.optim.settings import OptimConfig
 from mxtrain.parallel.settings import ParallelConfig
 from mxtrain.parallel.world import IN_PROCESS, started_together
 from mxtrain.train.settings import TrainConfig
 
-SECTIONS = {"train": TrainConfig, "data": DataConfig, "text": TextConfig, "model": ModelConfig, "optim": OptimConfig,
-            "parallel": ParallelConfig, "devices": DeviceConfig}
+SECTIONS = {"train": TrainConfig, "data": DataConfig, "text": TextConfig, "model": ModelConfig, "gpt": GPTConfig,
+            "optim": OptimConfig, "parallel": ParallelConfig, "devices": DeviceConfig}
 
 MACHINE = {"gpus", "cpus", "kvstore", "staleness", "recompute", "audit", "workers", "worker_kind", "out", "resume",
            "checkpoint_updates", "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root",

@@ -26,7 +26,8 @@ class Progress(Callback):
         self._last_line = time.monotonic()
 
     def log(self, values: dict) -> None:
-        shown = {name: _short(values[name]) for name in ("loss", "accuracy", "lr") if values.get(name) is not None}
+        shown = {name: _short(values[name]) for name in ("loss", "accuracy", "perplexity", "lr")
+                 if values.get(name) is not None}
         shown["data wait"] = f"{100 * values['wait_share']:.0f}%"
         if self._terminal:
             if self._bar is None:
@@ -42,7 +43,7 @@ class Progress(Callback):
         self.close()
         parts = [f"epoch {rows[0]['epoch']}/{self._epochs}"]
         for row in rows:
-            values = [f"{name} {_short(row[name])}" for name in ("loss", "accuracy", "top5", "f1")
+            values = [f"{name} {_short(row[name])}" for name in ("loss", "accuracy", "top5", "f1", "perplexity")
                       if row.get(name) is not None]
             parts.append(f"{row['split']} {' '.join(values)}")
         parts.append(f"lr {_short(rows[0]['lr'])}  {rows[0]['samples_per_second']:.0f} samples/s")

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from mxtrain import cli, config
 from mxtrain.data.settings import DataConfig
 from mxtrain.data.text_settings import TextConfig
-from mxtrain.errors import BadSample
+from mxtrain.errors import BadSample, UserError
 from mxtrain.train.settings import TrainConfig
 
 _FIELDS = {
@@ -82,6 +82,9 @@ def check(settings: SimpleNamespace, as_json: bool) -> int:
 
     Returns the exit code: 0, or 1 when a sample cannot be read. UserError for data that train.py would refuse.
     """
+    if settings.train.task == "lm":
+        raise UserError(f"--data {settings.data.data}: is a text for --task lm, any of which will do; images and "
+                        "labelled texts are checked")
     data = _open(settings)
     began = time.perf_counter()
     parts = [Part(name, dataset, read(dataset, settings.data.workers, name)) for name, dataset in _datasets(data)]

@@ -20,7 +20,7 @@ class DataConfig:
     """Samples: "digits" (built in); "synthetic" or "synthetic:IMAGES,HEIGHTxWIDTHxCHANNELS,CLASSES" (made up); a
     folder of images with one folder per class, or with train/ and val/ of such folders; a record file (.rec) or a
     folder with train.rec and val.rec; a list of images (.lst, or .csv and .tsv with columns for path and label);
-    a table of texts (.csv, .tsv or .txt with columns for text and label);
+    a table of texts (.csv, .tsv or .txt with columns for text and label); any text, for --task lm;
     numpy arrays (.npz, X.npy,Y.npy or a folder of .npy files); a folder with MNIST-style idx files; a CIFAR-10 or
     CIFAR-100 folder."""
 
@@ -30,7 +30,8 @@ class DataConfig:
 
     val_split: Optional[float] = None
     """Share of the training samples that is held out where there is no validation part, 0 for none (default:
-    0.2 for "digits", else 0.1); the choice of samples is fixed and does not depend on the seed."""
+    0.2 for "digits", else 0.1); the choice of samples is fixed and does not depend on the seed: of a text for
+    --task lm it is the end."""
 
     data_root: Optional[str] = None
     """Folder that the paths in a list of images start from (default: the folder of the list)."""

@@ -198,5 +198,6 @@ def _existing_folder(flag: str, path: str) -> str:
     builtin = "the words digits or synthetic, " if flag == "--data" else ""
     raise UserError(
         f"{flag} {path}: {fault}; expected {builtin}a folder of images per class, with idx files "
-        "(*-images-idx3-ubyte) or with CIFAR's batches, or a file .rec, .lst, .csv, .tsv or .npz, or X.npy,Y.npy"
+        "(*-images-idx3-ubyte) or with CIFAR's batches, or a file .rec, .lst, .csv, .tsv or .npz, or X.npy,Y.npy; "
+        "--task lm learns the language of any text file"
     )

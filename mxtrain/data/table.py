@@ -22,6 +22,7 @@ IMAGE_COLUMNS = ("image", "path", "file", "filename", "file_name", "filepath", "
 """Usual names of columns, for find_column."""
 
 _HEADER_BYTES = 2**16
+_LINES_TO_JUDGE = 20  # by which a table is told from prose
 _DELIMITERS = {"\t": "tabs", ";": "semicolons", ",": "commas"}
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
@@ -87,6 +88,17 @@ def read_columns(path: str, encoding: str = "utf-8") -> List[str]:
     text = _decode(path, encoding, first=_HEADER_BYTES)
     line = next(line for line in text.split("\n") if line.strip())
     return [name.strip() for name in next(csv.reader([line], delimiter=_delimiter(line)))]
+
+
+def is_prose(path: str) -> bool:
+    """Whether a text file is no table, by its first lines: the first one has no delimiter, or neither a usual name of a
+    column nor as many fields as all others. UserError for what is no text."""
+    lines = [line for line in _decode(path, "utf-8", first=_HEADER_BYTES).split("\n") if line.strip()][:_LINES_TO_JUDGE]
+    delimiter = _delimiter(lines[0])
+    columns, *rows = (next(csv.reader([line], delimiter=delimiter)) for line in lines)
+    if len(columns) == 1 or not rows:
+        return True
+    return not has_column(columns, TEXT_COLUMNS + IMAGE_COLUMNS) and any(len(row) != len(columns) for row in rows)
 
 
 def find_column(table: Table, given: Optional[str], names: Sequence[str], flag: str) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import List, NamedTuple
 
 from mxtrain.errors import UserError
-from mxtrain.train import folder
+from mxtrain.train import checkpoint, folder
 
 
 class Description(NamedTuple):
@@ -15,9 +15,9 @@ class Description(NamedTuple):
 
     classes: List[str]
     kind: str
-    """image or text."""
+    """image, text or lm."""
     values: dict
-    """The fields of tasks.image.Pixels or tasks.text.Words."""
+    """The fields of tasks.pixels.Pixels, tasks.text.Words or tasks.language.Sequences."""
 
 
 def read(place: Path) -> Description:
@@ -32,6 +32,13 @@ def read(place: Path) -> Description:
         return Description(folder.read_classes(place), values.pop("kind", "image"), values)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise unreadable(place, error) from None
+
+
+def refuse_language(run: str) -> None:
+    """Raises UserError for a run, as --run names it, of a language model."""
+    if read(checkpoint.find(run)[0]).kind == "lm":
+        raise UserError(f"--run {run}: is a language model, which goes on with texts: python scripts/generate.py "
+                        f"--run {run} --prompt ...")
 
 
 def unreadable(place: Path, error: Exception) -> UserError:

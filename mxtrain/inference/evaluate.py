@@ -1,10 +1,11 @@
-"""evaluate.py: loss, top-1 and top-5 of a trained network, by class and as a confusion matrix on request."""
+"""evaluate.py: loss, top-1 and top-5 of a trained network, by class and as a confusion matrix on request; of a language
+model loss and perplexity."""
 
 from __future__ import annotations
 
 import csv
 import math
-from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -29,9 +30,11 @@ class Evaluation(NamedTuple):
     skipped: int
     """Samples that could not be read."""
     means: Dict[str, float]
-    """loss, accuracy, where there are 5 classes top5, and of texts f1."""
-    confusion: np.ndarray
-    """How often which class was predicted: (true, predicted) int64."""
+    """loss, accuracy, where there are 5 classes top5, and of texts f1; of language loss and perplexity, per token."""
+    confusion: Optional[np.ndarray]
+    """How often which class was predicted: (true, predicted) int64; None of language."""
+    tokens: Optional[int]
+    """Of language: tokens of the samples."""
 
 
 def main(argv: List[str]) -> int:
@@ -53,7 +56,8 @@ def main(argv: List[str]) -> int:
     if settings.json:
         files = {"confusion": settings.evaluate.confusion} if settings.evaluate.confusion else {}
         cli.print_json({**run.origin(), "data": samples.name, "samples": result.samples,
-                        **({"skipped": result.skipped} if result.skipped else {}), **result.means,
+                        **({"skipped": result.skipped} if result.skipped else {}),
+                        **({"tokens": result.tokens} if result.tokens else {}), **result.means,
                         **({"classes": classes} if classes else {}), **files})
     else:
         _print(result, classes)
@@ -66,28 +70,46 @@ def evaluate(run: Trained, samples: Samples, contexts: Sequence, batches: BatchC
 
     on_bad: "stop" raises BadSample for a sample that cannot be read, "skip" leaves it out.
     """
-    from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
-
     from mxtrain.data.loader import Loader
     from mxtrain.parallel.inference import Inference
     from mxtrain.parallel.program import compile_chain
-    from mxtrain.tasks.heads import ClassEvaluation
-    from mxtrain.tasks.scores import F1
     from mxtrain.train.evaluate import evaluate as over
 
-    head = ClassEvaluation(SoftmaxCrossEntropyLoss(), len(run.classes))
+    head, scores = _head(run)
     inference = Inference(compile_chain([run.net], head), contexts, True, run.preprocess())
-    positive = run.input.positive if run.kind == "text" else None
-    scores = F1(len(run.classes), None if positive is None else run.classes.index(positive))
     loader = Loader(samples.dataset, batches.batch_size, shuffle="none", workers=batches.workers, on_bad=on_bad)
     try:
-        totals = over(inference, _as_outputs(loader.batches(0), samples.outputs), head.names, scores.see)
+        totals = over(inference, _as_outputs(loader.batches(0), samples.outputs), head.names, scores and scores.see)
     finally:
         loader.close()
-    means = {**totals.means(), **(scores.values() if run.kind == "text" else {})}
-    if not math.isfinite(means["loss"]):
+    means = _values(run, totals.means(), scores)
+    if not all(map(math.isfinite, means.values())):
         raise TrainingError(f"{run.checkpoint}: the loss over {totals.samples} samples is {means['loss']}")
-    return Evaluation(totals.samples, totals.skipped, means, scores.confusion)
+    return Evaluation(totals.samples, totals.skipped, means, scores and scores.confusion,
+                      totals.samples * run.input.context if run.kind == "lm" else None)
+
+
+def _head(run: Trained) -> tuple:
+    """(what follows the network, what counts classes or None)."""
+    from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
+
+    from mxtrain.tasks.heads import ClassEvaluation, LossEvaluation
+    from mxtrain.tasks.language import TokenLoss
+    from mxtrain.tasks.scores import F1
+
+    if run.kind == "lm":
+        return LossEvaluation(TokenLoss()), None
+    positive = run.input.positive if run.kind == "text" else None
+    return (ClassEvaluation(SoftmaxCrossEntropyLoss(), len(run.classes)),
+            F1(len(run.classes), None if positive is None else run.classes.index(positive)))
+
+
+def _values(run: Trained, means: Dict[str, float], scores) -> Dict[str, float]:
+    from mxtrain.tasks.language import with_perplexity
+
+    if run.kind == "lm":
+        return with_perplexity(means)
+    return {**means, **(scores.values() if run.kind == "text" else {})}
 
 
 def _as_outputs(batches: Iterable[Batch], outputs: np.ndarray) -> Iterator[Batch]:
@@ -102,6 +124,10 @@ def _as_outputs(batches: Iterable[Batch], outputs: np.ndarray) -> Iterator[Batch
 
 
 def _samples(settings: EvaluateConfig, run: Trained) -> Samples:
+    if run.kind == "lm":
+        from mxtrain.inference.language import open_language_samples
+
+        return open_language_samples(settings, run)
     if run.kind == "text":
         from mxtrain.inference.texts import open_text_samples
 
@@ -140,7 +166,8 @@ def _write_confusion(file, classes: List[str], confusion: np.ndarray) -> None:
 
 def _print(result: Evaluation, classes) -> None:
     values = ", ".join(f"{name} {value:.4f}" for name, value in result.means.items())
-    print(f"{result.samples} samples: {values}" + (f"; {result.skipped} left out" if result.skipped else ""))
+    tokens = f" ({result.tokens:,} tokens)" if result.tokens else ""
+    print(f"{result.samples} samples{tokens}: {values}" + (f"; {result.skipped} left out" if result.skipped else ""))
     if classes:
         width = max(len("class"), *(len(row["class"]) for row in classes))
         shares = [name for name in classes[0] if name not in ("class", "samples", "correct")]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, List, Tuple
 
 from mxtrain import cli, config
 from mxtrain.errors import TrainingError, UserError
-from mxtrain.inference import program
+from mxtrain.inference import description, program
 from mxtrain.inference.settings import ExportConfig, RunConfig
 
 if TYPE_CHECKING:  # it imports mxnet
@@ -36,6 +36,7 @@ def main(argv: List[str]) -> int:
     """Exports as the command line says; returns the exit code."""
     parser = config.parser("export.py", "Export a trained network, and check that it does the same elsewhere.")
     settings = program.parse(parser, _SECTIONS, argv)
+    description.refuse_language(settings.run.run)
     out, kind = settings.export.out, settings.export.format
     missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if kind == "onnx" and missing:

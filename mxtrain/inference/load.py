@@ -15,6 +15,7 @@ from mxtrain.errors import UserError
 from mxtrain.inference import description
 from mxtrain.inference.settings import RunConfig
 from mxtrain.models import weights, zoo
+from mxtrain.tasks.language import Sequences
 from mxtrain.tasks.pixels import Pixels, preprocess
 from mxtrain.tasks.text import Words
 from mxtrain.train import checkpoint
@@ -24,6 +25,9 @@ from mxtrain.train.state import load_weights
 _log = logging.getLogger("mxtrain")
 
 
+_INPUTS = {"image": Pixels, "text": Words, "lm": Sequences}
+
+
 class Trained(NamedTuple):
     """A network and what one must know to use it."""
 
@@ -31,8 +35,8 @@ class Trained(NamedTuple):
     """With the checkpoint's weights on all contexts, and without gradients."""
     classes: List[str]
     """Names by output."""
-    input: Union[Pixels, Words]
-    """How images, or texts, become its input."""
+    input: Union[Pixels, Words, Sequences]
+    """How images, texts or language become its input."""
     settings: SimpleNamespace
     """Those that the run was trained with."""
     checkpoint: Path
@@ -41,12 +45,12 @@ class Trained(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """text or image."""
-        return "text" if isinstance(self.input, Words) else "image"
+        """image, text or lm."""
+        return next(kind for kind, how in _INPUTS.items() if isinstance(self.input, how))
 
     def preprocess(self) -> Optional[Block]:
         """What makes the network's input of a batch of the data, on the device; None when nothing has to."""
-        return None if self.kind == "text" else preprocess(self.input)
+        return preprocess(self.input) if self.kind == "image" else None
 
     def origin(self) -> dict:
         """What --json tells about where the network comes from."""
@@ -63,16 +67,15 @@ def load(which: RunConfig, contexts: Sequence[mx.Context]) -> Trained:
     about = description.read(place)
     classes, how = about.classes, _input(about, place)
     settings = config.build(config.load(place / "config.yaml"))
-    name, count = settings.model.model, len(classes)
-    net = zoo.create_text(name, count, how.buckets) if isinstance(how, Words) else zoo.create(name, count, how.channels)
+    net = _network(settings, len(classes), how)
     net.collect_params().setattr("grad_req", "null")
     initialize(net, list(contexts), 0)
     parameters = weights.parameters(net)
     load_weights(parameters, found)
     for parameter in parameters.values():
         parameter._finish_deferred_init()  # now that its shape is known; it need not wait for a first batch
-    _log.info("%s: %s, %d classes, after %d updates", found.path, settings.model.model, len(classes),
-              found.state["position"]["update"])
+    _log.info("%s: %s, %d %s, after %d updates", found.path, settings.model.model, len(classes),
+              "tokens" if isinstance(how, Sequences) else "classes", found.state["position"]["update"])
     return Trained(net, classes, how, settings, found.path, found.state["data"])
 
 
@@ -105,8 +108,17 @@ def _read(path: Path) -> checkpoint.Checkpoint:
         raise UserError(f"{error}; --checkpoint latest takes the newest that is whole") from None
 
 
-def _input(found: description.Description, place: Path) -> Union[Pixels, Words]:
+def _network(settings: SimpleNamespace, classes: int, how: Union[Pixels, Words, Sequences]) -> Block:
+    name = settings.model.model
+    if isinstance(how, Sequences):
+        return zoo.create_language(name, classes, settings.gpt)
+    if isinstance(how, Words):
+        return zoo.create_text(name, classes, how.buckets)
+    return zoo.create(name, classes, how.channels)
+
+
+def _input(found: description.Description, place: Path) -> Union[Pixels, Words, Sequences]:
     try:
-        return (Words if found.kind == "text" else Pixels)(**found.values)
-    except TypeError as error:
+        return _INPUTS[found.kind](**found.values)
+    except (KeyError, TypeError) as error:
         raise description.unreadable(place, error) from None

@@ -43,6 +43,7 @@ def main(argv: List[str]) -> int:
     parser.add_argument("files", nargs="*", type=str, help="Images, and folders of images at any depth; or one table "
                                                            "of texts.")
     settings = program.parse(parser, _SECTIONS, argv)
+    description.refuse_language(settings.run.run)
     given, kind = settings.given.get("files") or [], _kind(settings.run)
     _check_given(given, settings.predict, kind)
     found = find_files(given) if kind == "image" else []

@@ -1,4 +1,4 @@
-"""Settings of evaluate.py, predict.py and export.py; importable without mxnet."""
+"""Settings of evaluate.py, predict.py, export.py and generate.py; importable without mxnet."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +43,8 @@ class EvaluateConfig:
     """What is evaluated, and what is told."""
 
     data: Optional[str] = None
-    """Samples, as for train.py: their validation part where they have one, else all of them (default: the
-    run's own validation samples)."""
+    """Samples, as for train.py: their validation part where they have one, else all of them; of a text for a language
+    model, all of it (default: the run's own validation samples)."""
     text_column: Optional[str] = None
     """Column of --data with the texts (default: the one of the run's name, else one called text or the like)."""
     label_column: Optional[str] = None
@@ -109,6 +109,35 @@ class ExportConfig:
         if not self.out or self.out.endswith("/") or Path(self.out).is_dir():
             given = f"--out {self.out}" if self.out else "--out is missing"
             raise UserError(f"{given}: give the beginning of the files' names, such as exported/net")
+
+
+@dataclass
+class GenerateConfig:
+    """What a language model writes."""
+
+    prompt: Optional[str] = None
+    """Text to go on with (default: what comes from the standard input)."""
+    length: int = 200
+    """Tokens to generate."""
+    temperature: float = 0.8
+    """What the scores are divided by: 0 takes the likeliest token each time, 1 draws from the model's own distribution,
+    more is wilder."""
+    top_k: Optional[int] = None
+    """Draw only from so many of the likeliest tokens (default: from all)."""
+    seed: int = 0
+    """Seed of the draws: the same one gives the same text."""
+
+    def __post_init__(self):
+        if self.length < 1:
+            raise UserError(f"--length {self.length}: must be 1 or more")
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"--temperature {self.temperature}: must be a number from 0 on")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"--top-k {self.top_k}: must be 1 or more")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
+        if self.temperature == 0 and self.top_k is not None:
+            raise UserError(f"--top-k {self.top_k}: has no effect with --temperature 0, which takes the likeliest")
 
 
 def check_writable(flag: str, path: str) -> None:

@@ -12,8 +12,8 @@ class ModelConfig:
     """The network and its starting weights."""
 
     model: Optional[str] = None
-    """Network: a name of gluoncv's or Gluon's model zoo (resnet50_v1), digits, lenet, mlp; bag for texts; or
-    module:function, which is called with classes=N (default: one that suits the data)."""
+    """Network: a name of gluoncv's or Gluon's model zoo (resnet50_v1), digits, lenet, mlp; bag for texts; gpt for
+    language; or module:function, which is called with classes=N (default: one that suits the data)."""
     pretrained: bool = False
     """Start from the zoo's own weights, which must be in --pretrained-root; a head for another number
     of classes starts anew."""

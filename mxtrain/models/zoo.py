@@ -12,10 +12,12 @@ from mxnet.gluon import Block
 from mxnet.gluon.model_zoo import vision
 
 from mxtrain.errors import UserError, nearest
-from mxtrain.models import small, text
+from mxtrain.models import gpt, small, text
+from mxtrain.models.gpt_settings import GPTConfig
 
 _OWN = {"digits": small.digits, "lenet": small.lenet, "mlp": small.mlp}
 _TEXT = {"bag": text.bag}
+_LANGUAGE = {"gpt": gpt.GPT}
 
 # gluoncv has all of Gluon's, and they are the same networks: these are what is left without gluoncv.
 _GLUON = (
@@ -50,6 +52,8 @@ def create(name: str, classes: int, channels: int = 3) -> Block:
         return _from_module(name, classes)
     if name in _TEXT:
         raise UserError(f"--model {name}: is a network for texts; these are images (--task image)")
+    if name in _LANGUAGE:
+        raise UserError(f"--model {name}: is a language model (--task lm); these are images (--task image)")
     wanted = wants_channels(name)
     if wanted not in (None, channels):
         raise UserError(f"--model {name} takes images of {wanted} channels, these have {channels}")
@@ -76,14 +80,40 @@ def create_text(name: str, classes: int, buckets: int) -> Block:
         return _from_module(name, classes)
     if name in _TEXT:
         return _TEXT[name](classes, buckets)
-    known = name in names()
-    raise UserError(f"--model {name}: {'is a network for images' if known else 'no such network'}; for texts there are "
-                    f"{', '.join(_TEXT)} and module:function")
+    raise UserError(f"--model {name}: {_fault(name)}; for texts there are {', '.join(_TEXT)} and module:function")
+
+
+def create_language(name: str, vocabulary: int, shape: GPTConfig) -> Block:
+    """A language model, (rows, time) tokens -> (rows, time, vocabulary) scores, that is not initialized yet.
+
+    name: one of our own, or "module:function" as for `create`, for which the shape is of no account. Raises UserError
+    as `create`.
+    """
+    if ":" in name:
+        return _from_module(name, vocabulary)
+    if name in _LANGUAGE:
+        return _LANGUAGE[name](vocabulary, shape)
+    raise UserError(f"--model {name}: {_fault(name)}; for language there are {', '.join(_LANGUAGE)} and "
+                    "module:function")
+
+
+def _fault(name: str) -> str:
+    """Why a name is none of a network for texts, or for language."""
+    if name in _TEXT:
+        return "is a classifier of texts"
+    if name in _LANGUAGE:
+        return "is a language model (--task lm)"
+    return "is a network for images" if name in names() else "no such network"
 
 
 def default_text_name() -> str:
     """A network that suits any texts."""
     return "bag"
+
+
+def default_language_name() -> str:
+    """A network that suits any language."""
+    return "gpt"
 
 
 def wants_channels(name: str) -> Optional[int]:

@@ -34,6 +34,8 @@ class Classification:
     """Block that makes inputs of what the data give, on the devices."""
     scores = None
     """Makes what counts the values of an evaluation that are no means; None where there are none."""
+    values: Callable[[dict], dict] = dict
+    """Means -> all values that follow from them."""
 
     def __init__(self, settings: SimpleNamespace, resumed: bool = False, part: Callable = everything):
         self._model, self._resumed = settings.model, resumed

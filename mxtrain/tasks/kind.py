@@ -7,29 +7,44 @@ import os
 from types import SimpleNamespace
 
 from mxtrain.data.settings import DataConfig
-from mxtrain.data.table import EXTENSIONS, IMAGE_COLUMNS, TEXT_COLUMNS, has_column, read_columns
+from mxtrain.data.table import EXTENSIONS, IMAGE_COLUMNS, TEXT_COLUMNS, has_column, is_prose, read_columns
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.errors import UserError
+from mxtrain.models.gpt_settings import GPTConfig
 
 _FOR_TEXTS = {"data", "val", "val_split", "label_column", "shuffle", "shuffle_block", "shuffle_window", "workers",
               "worker_kind", "on_bad_sample", "last_batch"}
 """Fields of DataConfig that mean something for texts; the others are about images."""
 
+_FOR_LANGUAGE = _FOR_TEXTS - {"label_column", "on_bad_sample"}
+
 
 def resolve(settings: SimpleNamespace) -> str:
-    """"image" or "text". Raises UserError when the data do not say, and for settings of the other task."""
+    """"image", "text" or "lm". Raises UserError when the data do not say, and for settings of another task."""
     kind = settings.train.task
     if kind == "auto":
-        kind = _of_table(settings) if _is_table(settings.data.data) else "image"
+        kind = _of_file(settings) if _is_table(settings.data.data) else "image"
     if kind == "text":
-        _refuse(settings.data, DataConfig, _FOR_TEXTS, "texts")
-        if settings.model.pretrained or settings.model.zero_gamma:
-            flag = "--pretrained" if settings.model.pretrained else "--zero-gamma"
-            raise UserError(f"{flag}: is for networks of images; these are texts (--task text)")
-        if settings.data.data == DataConfig.data and not os.path.exists(DataConfig.data):
-            raise UserError(f"--data is missing: --task text needs a table of texts ({', '.join(EXTENSIONS)})")
+        _refuse(settings.data, DataConfig, _FOR_TEXTS, "texts (--task text)")
+        _refuse(settings.gpt, GPTConfig, set(), "texts (--task text)")
+    elif kind == "lm":
+        _refuse(settings.data, DataConfig, _FOR_LANGUAGE, "language (--task lm)")
+        _refuse(settings.text, TextConfig, set(), "language (--task lm)")
+        if settings.train.label_smoothing:
+            raise UserError(f"--label-smoothing {settings.train.label_smoothing}: has no effect on language "
+                            "(--task lm)")
+        if settings.model.model not in (None, "gpt"):
+            _refuse(settings.gpt, GPTConfig, {"context"}, f"--model {settings.model.model}, only on gpt")
     else:
-        _refuse(settings.text, TextConfig, set(), "images")
+        _refuse(settings.text, TextConfig, set(), "images (--task image)")
+        _refuse(settings.gpt, GPTConfig, set(), "images (--task image)")
+        return kind
+    if settings.model.pretrained or settings.model.zero_gamma:
+        flag = "--pretrained" if settings.model.pretrained else "--zero-gamma"
+        raise UserError(f"{flag}: is for networks of images; these are texts (--task {kind})")
+    if settings.data.data == DataConfig.data and not os.path.exists(DataConfig.data):
+        needed = f"a table of texts ({', '.join(EXTENSIONS)})" if kind == "text" else "a text file"
+        raise UserError(f"--data is missing: --task {kind} needs {needed}")
     return kind
 
 
@@ -37,6 +52,8 @@ def open_task(settings: SimpleNamespace, resumed: bool, *part):
     """The task that settings.train.task names; see tasks.image.ImageTask. Imports mxnet."""
     if settings.train.task == "text":
         from mxtrain.tasks.text import TextTask as Task
+    elif settings.train.task == "lm":
+        from mxtrain.tasks.language import LanguageTask as Task
     else:
         from mxtrain.tasks.image import ImageTask as Task
     return Task(settings, resumed, *part)
@@ -46,12 +63,14 @@ def _is_table(path: str) -> bool:
     return path.lower().endswith(EXTENSIONS) and os.path.isfile(os.path.expanduser(path))
 
 
-def _of_table(settings: SimpleNamespace) -> str:
+def _of_file(settings: SimpleNamespace) -> str:
     if settings.text.text_column is not None:
         return "text"
     if settings.data.image_column is not None:
         return "image"
     path = settings.data.data
+    if settings.data.label_column is None and path.lower().endswith(".txt") and is_prose(os.path.expanduser(path)):
+        return "lm"
     columns = read_columns(os.path.expanduser(path), settings.text.encoding)
     text, image = has_column(columns, TEXT_COLUMNS), has_column(columns, IMAGE_COLUMNS)
     if text != image:
@@ -68,5 +87,4 @@ def _refuse(section, kind: type, meant: set, things: str) -> None:
     for field in dataclasses.fields(kind):
         value = getattr(section, field.name)
         if field.name not in meant and value != field.default:
-            flag = f"--{field.name.replace('_', '-')} {value}"
-            raise UserError(f"{flag}: has no effect on {things} (--task {things[:-1]})")
+            raise UserError(f"--{field.name.replace('_', '-')} {value}: has no effect on {things}")

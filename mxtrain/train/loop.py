@@ -207,7 +207,7 @@ def _report(run: Run) -> None:
     state = run.state
     run.callbacks.log({"epoch": state.epoch + 1, "batch": state.batch, "update": state.update,
                        "lr": run.learning_rate(state.update - 1), "wait_share": _share(state),
-                       **run.meter.read(everything=False), **_norm(run)})
+                       **run.values(run.meter.read(everything=False)), **_norm(run)})
 
 
 def _warn_of_waiting(run: Run) -> None:
@@ -269,7 +269,7 @@ def _validation_row(run: Run) -> List[dict]:
 
 
 def _row(run: Run, split, samples, means, times) -> dict:
-    state = run.state
+    state, means = run.state, run.values(means)
     return {"epoch": state.epoch + 1, "update": state.update, "split": split, "samples": samples,
             "loss": means.get("loss"), "accuracy": means.get("accuracy"), "lr": run.learning_rate(state.update - 1),
             "seconds": times.seconds, "samples_per_second": samples / times.seconds if times.seconds else 0.0,

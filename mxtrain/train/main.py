@@ -67,7 +67,8 @@ def main(argv: List[str]) -> int:
         f"--data {settings.data.data}: holds other samples for rank {communicator.rank} than for rank 0"))
     run = communicator.together(lambda: set_up(
         task.net, task.loss, settings, replicas, communicator, task.train_data, task.val_data, task.sample(),
-        task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output, task.scores))
+        task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output, task.scores,
+        task.values))
 
     def describe() -> None:
         path = Path(settings.train.out)

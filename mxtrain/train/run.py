@@ -36,6 +36,8 @@ class Run:
     monitor: Monitor
     scores: Optional[Callable] = None
     """Makes what counts the scores of one evaluation, such as tasks.scores.F1; None for none."""
+    values: Callable[[dict], dict] = dict
+    """Means -> all values that follow from them, such as the perplexity from the loss."""
     clip_norm: Optional[float] = None
     callbacks: Callbacks = field(default_factory=lambda: Callbacks([]))
     checkpoints: Optional[Any] = None

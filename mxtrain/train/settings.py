@@ -10,11 +10,11 @@ from mxtrain.errors import UserError
 
 @dataclass
 class TrainConfig:
-    task: Literal["auto", "image", "text"] = "auto"
-    """What is learned: image (classification of images) or text (classification of the texts of a table); auto works
-    it out from the data."""
+    task: Literal["auto", "image", "text", "lm"] = "auto"
+    """What is learned: image (classification of images), text (classification of the texts of a table) or lm (language:
+    the next byte of a text file); auto works it out from the data."""
     batch_size: int = 64
-    """Samples of a global batch, over all devices."""
+    """Samples (images, texts, sequences of --context tokens) of a global batch, over all devices."""
     epochs: int = 20
     """Passes over the training data."""
     seed: int = 0

@@ -36,12 +36,14 @@ _log = logging.getLogger("mxtrain")
 def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx.Context], communicator: InProcess,
            train_data, val_data, sample: Sequence, preprocess: Optional[Block] = None,
            evaluation_loss: Optional[Block] = None, fingerprint: Optional[str] = None,
-           prepare: Callable[[Block], None] = None, check_output: Callable = None, scores: Callable = None) -> Run:
+           prepare: Callable[[Block], None] = None, check_output: Callable = None, scores: Callable = None,
+           values: Callable = dict) -> Run:
     """A run that is ready to train. Initializes what is not yet, with settings.train.seed.
 
     sample: (*inputs, label) of a row or two, for the shapes. prepare: called with the initialized network before its
     parameters are taken. check_output: called with the network's (main) output for the sample.
-    scores: makes an object like tasks.scores.F1, for values of an evaluation that are no means.
+    scores: makes an object like tasks.scores.F1, for values of an evaluation that are no means. values: means -> all
+    values that follow from them.
     `settings` are completed: shards gets its number.
     """
     if contexts[0].device_type == "cpu":
@@ -85,6 +87,7 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                                                epochs=settings.train.epochs),
                train_data=train_data, val_data=val_data, data_fingerprint=fingerprint, epochs=settings.train.epochs,
                meter=Meter(head.names, communicator), evaluation_names=evaluation_head.names, scores=scores,
+               values=values,
                monitor=monitor,
                clip_norm=settings.optim.clip_norm, checkpoint_updates=settings.train.checkpoint_updates,
                checkpoint_minutes=settings.train.checkpoint_minutes, advice=train_data.advice())

@@ -21,10 +21,10 @@ def start(*command):
 
 
 def test_help_needs_no_mxnet():
-    """What takes the time of --help are imports. All three in one process."""
+    """What takes the time of --help are imports. All in one process."""
     done = start("-c", "import sys\n"
-                 "from mxtrain.inference import evaluate, export, predict\n"
-                 "for program in (evaluate, export, predict):\n"
+                 "from mxtrain.inference import evaluate, export, generate, predict\n"
+                 "for program in (evaluate, export, generate, predict):\n"
                  "    try:\n"
                  "        program.main(['--help'])\n"
                  "    except SystemExit as end:\n"
@@ -32,7 +32,8 @@ def test_help_needs_no_mxnet():
                  "slow = {'mxnet', 'cv2', 'sklearn', 'gluoncv', 'matplotlib'} & set(sys.modules)\n"
                  "assert not slow, slow")
     assert done.returncode == 0, done.stderr
-    for text in ("evaluate.py", "export.py", "predict.py", "--run RUN", "--per-class", "--format {symbol,onnx}", "--top TOP"):
+    for text in ("evaluate.py", "export.py", "predict.py", "--run RUN", "--per-class", "--format {symbol,onnx}",
+                 "--top TOP", "generate.py", "--temperature TEMPERATURE"):
         assert text in done.stdout
 
 

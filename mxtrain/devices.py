@@ -73,8 +73,9 @@ def contexts(config: DeviceConfig, probe: Callable[[], Tuple[int, str]] = visibl
     """The contexts that `config` asks for: list of mx.Context, in the order given.
 
     local_rank, local_size: number of this process among those of its host, which share the GPUs of `config`: each takes
-    an equal slice of the list, and without a list one GPU. `probe` tells the number of visible GPUs and why there are none. Raises UserError for GPUs that are not
-    visible, and for CPU contexts that would hang (compat.check_contexts_safe). Needs no data: call it first.
+    an equal slice of the list, and without a list one GPU. `probe` tells the number of visible GPUs and why there are
+    none. Raises UserError for GPUs that are not visible, and for CPU contexts that would hang
+    (compat.check_contexts_safe). Needs no data: call it first.
     """
     if config.cpus is not None:
         return _cpus(config.cpus, "chosen by --cpus")
@@ -83,7 +84,8 @@ def contexts(config: DeviceConfig, probe: Callable[[], Tuple[int, str]] = visibl
         if not count:
             return _cpus(1, "no GPU is visible")
         if local_rank >= count:
-            raise UserError(f"{local_size} processes on this host, but {_visible(count)}: start fewer, or give --cpus 1")
+            raise UserError(f"{local_size} processes on this host, but {_visible(count)}: start fewer, or give "
+                            "--cpus 1")
         return _gpus([local_rank], f"{_visible(count)}, --gpus chooses")
     asked = parse_gpus(config.gpus)
     ids = list(range(count)) if asked is None else asked
@@ -92,8 +94,8 @@ def contexts(config: DeviceConfig, probe: Callable[[], Tuple[int, str]] = visibl
         lacking = f"no GPU {missing}" if missing else "no GPU"
         raise UserError(f"--gpus {config.gpus!r}: there is {lacking}, {_visible(count, reason)}")
     if len(ids) % local_size:
-        raise UserError(f"--gpus {config.gpus!r}: {len(ids)} GPUs cannot be shared equally by the {local_size} processes "
-                        "of this host")
+        raise UserError(f"--gpus {config.gpus!r}: {len(ids)} GPUs cannot be shared equally by the {local_size} "
+                        "processes of this host")
     share = len(ids) // local_size
     return _gpus(ids[local_rank * share:(local_rank + 1) * share], _visible(count))
 

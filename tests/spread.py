@@ -60,7 +60,7 @@ def rows(run):
 
 
 def prepare(place):
-    """97 samples to train on, 23 to validate, and a network that draws and counts. What runs in the folder finds them."""
+    """97 samples to train on, 23 to validate, and a network that draws and counts; for what runs in the folder."""
     idx_folder(place / "data", 97, 23, side=8)
     (place / "network.py").write_text(NETWORK)
     return place

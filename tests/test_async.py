@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from launching import SCRIPT as LAUNCH
@@ -41,7 +40,6 @@ import random, time
 from collections import deque
 import mxtrain
 import mxnet as mx
-import numpy as np
 from mxtrain.parallel.communicator import connect
 from mxtrain.parallel.world import world
 

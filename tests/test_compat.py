@@ -236,3 +236,33 @@ def test_a_users_own_environment_wins():
     code = "import os, mxtrain\nfor name in mxtrain.compat._QUIET: print(name, os.environ[name])"
     expected = ["MXNET_CUDA_LIB_CHECKING 0", "MXNET_CUDNN_LIB_CHECKING 1"]
     assert run(code, MXNET_CUDNN_LIB_CHECKING="1").splitlines() == expected
+
+
+MALLOCS = """
+import ctypes, resource
+from mxtrain import compat
+
+compat.keep_memory()
+libc, size = ctypes.CDLL(None), 64 * 2**20
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.memset.argtypes, libc.free.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], [ctypes.c_void_p]
+
+def use():
+    memory = libc.malloc(size)
+    libc.memset(memory, 1, size)
+    libc.free(memory)
+
+use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+use()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.parametrize("chosen, kept", [({}, True), ({"MALLOC_ARENA_MAX": "4"}, False)])
+def test_memory_that_was_used_is_kept(chosen, kept):
+    """64 MB are 16,384 pages, or 32 large ones, which the system gives out one by one."""
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    said = subprocess.run([sys.executable, "-c", MALLOCS], env={**environment, **chosen}, capture_output=True, text=True)
+    assert (int(said.stdout) < 20) == kept, said

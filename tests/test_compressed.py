@@ -51,9 +51,10 @@ def alone(place):
 @pytest.mark.parametrize("transport, contexts", [pytest.param("horovod", 2, marks=HOROVOD.marks),
                                                  pytest.param("ps", 1, marks=SLOW)])
 def test_half_of_the_bytes(place, alone, tmp_path, transport, contexts):
-    """float16 rounds what each of two processes sends, and the sum, to 11 bits: a gradient is off by up to 2**-10 of the
-    larger of the two, and a weight, which is their sum over 30 updates, by not much more than that. 2e-3 of a tensor's
-    largest value is twice 2**-10, and far below what a lost or doubled gradient makes; float32 sums stay within 1e-5."""
+    """float16 rounds what each of two processes sends, and the sum, to 11 bits: a gradient is off by up to 2**-10 of
+    the larger of the two, and a weight, which is their sum over 30 updates, by not much more than that. 2e-3 of a
+    tensor's largest value is twice 2**-10, and far below what a lost or doubled gradient makes; float32 sums stay
+    within 1e-5."""
     flags = [*FLAGS, "--epochs", 3, "--shards", 6, "--cpus", contexts, "--compression", "fp16"]
     run(place, launch(transport, 2, 1, *flags, "--out", tmp_path / "run"))
     halved, whole = arrays(tmp_path / "run"), arrays(alone("--epochs", 3, "--shards", 6))
@@ -87,7 +88,8 @@ def residuals_in(arrays):
 def test_two_bits_are_those_of_one_process(two_bits):
     """Two contexts play the two processes, each with a residual of its own."""
     (two_bits / "emulated.py").write_text(EMULATED)
-    run(two_bits, [sys.executable, "emulated.py", *FLAGS, "--epochs", 3, "--shards", 6, "--cpus", 2, "--out", "emulated"])
+    flags = [*FLAGS, "--epochs", 3, "--shards", 6, "--cpus", 2, "--out", "emulated"]
+    run(two_bits, [sys.executable, "emulated.py", *flags])
     of_two, of_one = arrays(two_bits / "ps"), arrays(two_bits / "emulated")
     residuals = residuals_in(of_two)
     assert_same_bits({name: array for name, array in of_two.items() if name not in residuals}, of_one)

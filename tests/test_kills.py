@@ -34,7 +34,8 @@ def place(tmp_path_factory):
 
 
 def flags(place, out):
-    return [*FLAGS, "--data", place / "data", "--exact", "--epochs", UPDATES // 10, "--checkpoint-updates", 3, "--out", out]
+    return [*FLAGS, "--data", place / "data", "--exact", "--epochs", UPDATES // 10, "--checkpoint-updates", 3,
+            "--out", out]
 
 
 def start(folder, command, token):

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import mxnet as mx
-import numpy as np
 import pytest
 
 from launching import TOKEN, processes, variables_of, wait_for
@@ -141,8 +140,8 @@ def test_after_a_kill_it_goes_on_by_itself(place, alone, tmp_path, transport):
     flags = ["--exact", "--schedule", "constant", "--epochs", 20]
     ours = ["--restarts", 2, "--min-workers", 2, "--grace", 2]
     command = launch(transport, 3, 1, *FLAGS, *flags, "--out", out, ours=ours)
-    process = subprocess.Popen(list(map(str, command)), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env={**os.environ, TOKEN: token})
+    process = subprocess.Popen(list(map(str, command)), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True, env={**os.environ, TOKEN: token})
     wait_for(lambda: (out / "metrics.csv").exists() and len(metrics(out)) >= 4 or process.poll() is not None, 100)
     victims = [pid for pid in processes(token) if variables_of(pid).get("MXTRAIN_RANK") == "1"
                and variables_of(pid).get("MXTRAIN_SIZE") == "3" and "train.py" in Path(f"/proc/{pid}/cmdline").read_text()
@@ -216,7 +215,8 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize("transport, twice", [("ps", False), pytest.param("horovod", True, marks=[*HOROVOD.marks, SLOW])])
+@pytest.mark.parametrize("transport, twice", [("ps", False),
+                                              pytest.param("horovod", True, marks=[*HOROVOD.marks, SLOW])])
 def test_only_rank_0_sees_the_run(place, tmp_path, monkeypatch, transport, twice):
     """Starting weights with another head and two threads per context; then a resume where one process finds no run.
     MXNet takes its threads before the processes meet: that process can only say what it lacks."""
@@ -257,7 +257,6 @@ OWN_SCRIPT = """
 import os
 import mxtrain
 import mxnet as mx
-import numpy as np
 from mxnet.gluon import data, nn
 
 rank = int(os.environ["MXTRAIN_RANK"])
@@ -338,8 +337,8 @@ def test_a_mistake_ends_all(place, tmp_path, transport):
 
 
 def test_no_scheduler_is_said(place, monkeypatch):
-    for name, value in (("ROLE", "worker"), ("PS_ROOT_URI", "no.such.host.invalid"), ("PS_ROOT_PORT", "9"), ("NUM_WORKER", "1"),
-                        ("NUM_SERVER", "1")):
+    for name, value in (("ROLE", "worker"), ("PS_ROOT_URI", "no.such.host.invalid"), ("PS_ROOT_PORT", "9"),
+                        ("NUM_WORKER", "1"), ("NUM_SERVER", "1")):
         monkeypatch.setenv(f"DMLC_{name}", value)
     said = run(place, [sys.executable, SCRIPT, "--kvstore", "dist_sync"], code=2).stderr
     assert "no scheduler answers at no.such.host.invalid:9" in said and "Traceback" not in said

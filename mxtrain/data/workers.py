@@ -160,8 +160,8 @@ class NoWorkers:
         return self._reader.new(epoch, batch)
 
     def finish(self, assembly: Assembly) -> None:
-        assembly.bad = self._reader.read(assembly.arrays, assembly.first, assembly.epoch, assembly.batch, assembly.first,
-                                         assembly.first + assembly.rows)
+        assembly.bad = self._reader.read(assembly.arrays, assembly.first, assembly.epoch, assembly.batch,
+                                         assembly.first, assembly.first + assembly.rows)
 
     def ready(self, assembly: Assembly) -> bool:
         return False

@@ -77,7 +77,7 @@ class Asynchronous(ParameterServer):
         return first
 
     def exchange(self, first: int, arrays: List[mx.nd.NDArray]) -> None:
-        """Pushes arrays, whose keys begin with `first`, and replaces them by what the servers then have; waits for it."""
+        """Pushes arrays, whose keys begin with `first`, and replaces them by what the servers then have; waits."""
         self._store.pushpull(list(range(first, first + len(arrays))), arrays, out=arrays)
         _wait(arrays)
 
@@ -121,8 +121,8 @@ class OnServers:
         self._pieces = [(parameter, start, stop) for parameter in self._parameters
                         for start, stop in pieces(int(np.prod(parameter.shape)))]
         if config.optimizer == "lamb" and len(self._pieces) > len(self._parameters):
-            raise UserError("--optimizer lamb: needs norms of whole parameters, and --kvstore dist_async sends those of "
-                            f"more than {largest_piece():,} elements in pieces; take another optimizer")
+            raise UserError("--optimizer lamb: needs norms of whole parameters, and --kvstore dist_async sends those "
+                            f"of more than {largest_piece():,} elements in pieces; take another optimizer")
         # Multipliers are known by the number of a piece, as if it were a parameter.
         self._optimizer = create(config, {number: piece[0] for number, piece in enumerate(self._pieces)})
         self._buffers = [mx.nd.zeros((stop - start + 1,), ctx=contexts[0]) for _, start, stop in self._pieces]

@@ -101,8 +101,8 @@ class Communicator:
         return error if self.rank == 0 else Elsewhere(f"rank 0 has the same: {error}")
 
     def check_same(self, value: Any, mistake: Callable[[Any], str]) -> None:
-        """Raises UserError, with what `mistake` makes of rank 0's value, where the value is another than that; Elsewhere
-        in the other processes."""
+        """Raises UserError, with what `mistake` makes of rank 0's value, where the value is another than that;
+        Elsewhere in the other processes."""
         expected = self.share(value)
 
         def compare() -> None:

@@ -88,8 +88,8 @@ def refuse_without_effect(config: ParallelConfig, around: World, contexts: int) 
                 raise UserError(f"{name}: --kvstore dist_async cannot, since its processes have other weights at the "
                                 "same time, and never the same twice; use dist_sync or horovod")
         if config.compression != "none":
-            raise UserError(f"--compression {config.compression}: is for sums, and --kvstore dist_async makes none; use "
-                            "dist_sync or horovod, or say none")
+            raise UserError(f"--compression {config.compression}: is for sums, and --kvstore dist_async makes none; "
+                            "use dist_sync or horovod, or say none")
     elif config.staleness is not None:
         raise UserError(f"--staleness {config.staleness}: is for --kvstore dist_async, and this is {around.kvstore}; "
                         "leave it out, or say null where the run has it")

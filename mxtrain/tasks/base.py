@@ -24,8 +24,8 @@ class Classification:
     A kind of data gives its `noun`, `_open` (the data: train, val, classes, fingerprint, name, notes), `_make` (sets
     what belongs to the kind and returns the network), `input` and `sample`.
 
-    resumed: the weights will come from a checkpoint, and the files of the starting weights need not be there any more. part: of a
-    batch's rows those that this process reads; see Loader.
+    resumed: the weights will come from a checkpoint, and the files of the starting weights need not be there any more.
+    part: of a batch's rows those that this process reads; see Loader.
     """
 
     noun: str

@@ -55,7 +55,8 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
         (numpy's global generator, by which gluon shuffles, is seeded for each epoch.)
     loss: gives one value per sample; by default cross-entropy with class numbers. A loss of one's own gets all that
         the network returns, gluon's losses its first output.
-    ctx: contexts, such as [mx.gpu(0), mx.gpu(1)]; default: cpu(0). Under horovodrun or launch.py, those of this process.
+    ctx: contexts, such as [mx.gpu(0), mx.gpu(1)]; default: cpu(0). Under horovodrun or launch.py, those of this
+        process.
     kvstore: none, local, device or nccl; horovod, dist_sync, dist_device_sync or dist_async where there are several
         processes; auto is horovod under horovodrun, else device.
     settings: other fields of train.py's help: lr=0.1, schedule="cosine", clip_norm=1.0, exact=True, patience=3,
@@ -225,9 +226,9 @@ def _digests(sample: list, again: list) -> list:
 def _batches(data, name: str, parts, shuffle: str, last_batch: str, part: Callable, communicator) -> _Checked:
     train, reading = parts.train, parts.data
     if isinstance(data, gluon.data.Dataset):
-        loader = Loader(_keyed(data, train.seed), train.batch_size, train.seed, shuffle, last_batch, reading.workers or 0,
-                        reading.worker_kind, reading.on_bad_sample, reading.shuffle_block, reading.shuffle_window,
-                        part)
+        loader = Loader(_keyed(data, train.seed), train.batch_size, train.seed, shuffle, last_batch,
+                        reading.workers or 0, reading.worker_kind, reading.on_bad_sample, reading.shuffle_block,
+                        reading.shuffle_window, part)
         return _Checked(loader.batches, len(loader), name, loader)
     if reading.workers:
         raise UserError(f"workers={reading.workers}: has no effect on {name} that are batches already")

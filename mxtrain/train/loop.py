@@ -198,8 +198,8 @@ def _count(run: Run, agreed: Agreement) -> None:
     state.skipped += agreed.bad
     if agreed.bad and state.skipped >= _TOO_MANY and state.skipped > state.samples:
         raise run.communicator.once(UserError(
-            f"{state.skipped} of the first {state.skipped + state.samples} samples of epoch {state.epoch + 1} cannot be "
-            "read: most of the data are bad"))
+            f"{state.skipped} of the first {state.skipped + state.samples} samples of epoch {state.epoch + 1} cannot "
+            "be read: most of the data are bad"))
 
 
 def _report(run: Run) -> None:

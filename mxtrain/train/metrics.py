@@ -96,8 +96,8 @@ class Meter:
         return self._pending[-1][1] if self._pending else []
 
     def add(self, update: int, reports: List[mx.nd.NDArray], size: int = 0, positions: Sequence[int] = ()) -> None:
-        """size, positions: rows of the whole batch, and those of them that the reports are about, where several processes
-        have a part."""
+        """size, positions: rows of the whole batch, and those of them that the reports are about, where several
+        processes have a part."""
         if not reports and self._communicator.size == 1:
             return
         self._pending.append((update, reports, size, positions))

@@ -107,7 +107,8 @@ def part_for(settings: SimpleNamespace, contexts: int, communicator) -> Callable
     """Which rows of a batch this process reads, which has that many contexts; also resolves the number of shards."""
     replicas = contexts * communicator.size
     shards = _resolve_shards(settings, replicas)
-    return functools.partial(part_of, first=communicator.rank * contexts, count=contexts, replicas=replicas, shards=shards)
+    first = communicator.rank * contexts
+    return functools.partial(part_of, first=first, count=contexts, replicas=replicas, shards=shards)
 
 
 def _resolve_shards(settings: SimpleNamespace, replicas: int) -> int:

@@ -17,7 +17,7 @@ from mxtrain.optim.optimizer import Optimizer
 from mxtrain.optim.settings import OptimConfig, OptimizerName
 from mxtrain.parallel import server
 from mxtrain.parallel.asynchronous import Asynchronous, OnServers, missing_updates, pieces
-from mxtrain.parallel.updates import ServerUpdates, add
+from mxtrain.parallel.updates import add
 from mxtrain.train import loop
 from mxtrain.train.agreement import agree
 from mxtrain.train.metrics import Meter

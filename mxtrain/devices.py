@@ -17,7 +17,8 @@ class DeviceConfig:
     """The devices of this process."""
 
     gpus: Optional[Union[str, int]] = None  # int: what YAML makes of `gpus: 0`
-    """GPUs to use: their ids, such as 0,1, or all; without it GPU 0 where there is one, else the CPU."""
+    """GPUs to use: their ids, such as 0,1, or all. Several processes of a host share the list equally.
+    Without it: GPU 0, or that of the local rank, where there is one, else the CPU."""
     cpus: Optional[int] = None
     """CPU contexts to use instead of GPUs; several give the semantics of several devices, but no speed."""
     threads: Optional[int] = None

@@ -1,7 +1,6 @@
 """Trainings of a small network by scripts/train.py, alone and over processes, for tests."""
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,8 +48,7 @@ def launch(transport, workers, servers, *flags, ours=()):
 
 
 def run(place, command, code=0):
-    done = subprocess.run(list(map(str, command)), cwd=place, capture_output=True, text=True, timeout=120,
-                          env=dict(os.environ))
+    done = subprocess.run(list(map(str, command)), cwd=place, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stderr
     return done
 

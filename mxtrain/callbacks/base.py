@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from typing import Iterable, List
 
+from mxtrain.errors import Elsewhere
+
 _log = logging.getLogger("mxtrain")
 
 
@@ -55,6 +57,8 @@ class Callbacks:
         for callback in list(self._callbacks):
             try:
                 getattr(callback, event)(*arguments)
+            except Elsewhere:
+                raise
             except Exception as error:  # a logger must never end a training, whatever its library does
                 self._callbacks.remove(callback)
                 _log.warning("%s failed and is switched off: %s: %s", type(callback).__name__,

@@ -28,8 +28,8 @@ def announce_run(folder: Path) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process at once. For a worker of the parameter server that fails: otherwise MXNet, when Python ends,
-    waits for a barrier of all workers, and they wait for this one."""
+    """Ends this process at once: for one that has lost another, or a worker of the parameter server that fails, which
+    MXNet would else have wait, when Python ends, for a barrier of all workers, as they for this one."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # it may be closed, or nobody read it
             stream.flush()

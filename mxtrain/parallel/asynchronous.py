@@ -48,13 +48,13 @@ class Asynchronous(ParameterServer):
 
     def total(self, values: np.ndarray) -> np.ndarray:
         flat = values.ravel()
-        answers = [self._add(f"total.{stop - start}.{start}", flat[start:stop]) for start, stop in pieces(flat.size)]
+        answers = [self._push(f"total.{stop - start}.{start}", flat[start:stop]) for start, stop in pieces(flat.size)]
         return np.concatenate([flat[:0], *(answer() for answer in answers)]).reshape(values.shape)
 
     def tell(self, values: np.ndarray) -> Callable[[], np.ndarray]:
         # Of `ahead` + 1 calls at most the answers are not known yet.
         self._told += 1
-        return self._add(f"told.{self._uses}.{self._told % (self.ahead + 1)}", values)
+        return self._push(f"told.{self._uses}.{self._told % (self.ahead + 1)}", values)
 
     def broadcast(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         for array in arrays:
@@ -86,7 +86,7 @@ class Asynchronous(ParameterServer):
         self._store.pull(list(range(first, first + len(arrays))), out=arrays)
         _wait(arrays)
 
-    def _add(self, name: str, values: np.ndarray) -> Callable[[], np.ndarray]:
+    def _push(self, name: str, values: np.ndarray) -> Callable[[], np.ndarray]:
         """Pushes this process's numbers -> what waits for those of all and gives the sum; to be called before the next
         numbers of this name."""
         array = mx.nd.array(np.append(0.0, values), dtype="float64")

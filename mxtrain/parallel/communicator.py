@@ -201,25 +201,25 @@ def connect(world: World, contexts: Sequence[mx.Context] = ()) -> Communicator:
     contexts may also be told later, by `use`."""
     if not world.several:
         return InProcess(world.kvstore, contexts)
-    communicator = _meet(world)
+    communicator = _meet(world.kvstore, world.size)
     if contexts:
         communicator.use(contexts)
     return communicator
 
 
 @functools.lru_cache(None)
-def _meet(world: World) -> Communicator:
-    if world.kvstore == "horovod":
+def _meet(kvstore: str, size: int) -> Communicator:
+    if kvstore == "horovod":
         from mxtrain.parallel.horovod import Horovod
 
-        return Horovod(world.size)
-    if world.kvstore == "dist_async":
+        return Horovod(size)
+    if kvstore == "dist_async":
         from mxtrain.parallel.asynchronous import Asynchronous
 
         return Asynchronous()
     from mxtrain.parallel.server import ParameterServer
 
-    return ParameterServer(world.kvstore)
+    return ParameterServer(kvstore)
 
 
 def _sum_by_copies(copies: List[mx.nd.NDArray]) -> None:

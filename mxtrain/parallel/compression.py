@@ -12,7 +12,7 @@ their sums without rounding. So a transport adds codes by its plain float32 sum,
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Union
 
 import mxnet as mx
 import numpy as np
@@ -140,19 +140,3 @@ def grouped(sizes: Sequence[int]) -> List[slice]:
             groups.append(slice(first, number))
             first, elements = number, 0
     return groups
-
-
-def bytes_per_update(compression: str, sizes: Sequence[int], processes: int, horovod: bool) -> Tuple[float, float]:
-    """(sent, received): bytes of gradients of each process in one update. Headers, and what is agreed on, come on top.
-
-    compression: none, fp16 or 2bit. sizes: the gradients' numbers of elements. horovod: over its ring, where everything
-    but a process's own part goes around twice, to be added and to be told; else over parameter servers, which get all
-    and return all.
-    """
-    if compression == "2bit":
-        size = sum(4 * -(-sum(sizes[place]) // digits(processes)) for place in grouped(sizes))
-    else:
-        size = sum(sizes) * {"none": 4, "fp16": 2}[compression]
-    if horovod:
-        size = size * 2 * (processes - 1) / processes
-    return size, size

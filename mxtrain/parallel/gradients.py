@@ -70,7 +70,7 @@ class ExactGradients:
         self._may_leave_out = may_leave_out
 
     def begin(self, busy: bool) -> None:
-        self._free.extend(self._written)  # left by a batch that could not be summed
+        self._free.extend(self._written)  # left by a batch that could not be summed, or by an audit
         self._written.clear()
         self._sum.clear()
 

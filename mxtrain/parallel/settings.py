@@ -20,11 +20,12 @@ class ParallelConfig:
     staleness: Optional[int] = None
     """How many batches a process of dist_async may be ahead of another one (default: 4)."""
     shards: Optional[int] = None
-    """Number of pieces V that each global batch is cut into; default: the number of contexts, or 8 with --exact."""
+    """Number of pieces V that each global batch is cut into; default: the number of contexts of all processes, or
+    8 with --exact."""
     micro_batch: Optional[int] = None
     """Largest number of samples a context runs at once; sets --shards to ceil(batch size / this)."""
     exact: bool = False
-    """Sum gradients exactly: the same bits of every weight on any number of contexts."""
+    """Sum gradients exactly: the same bits of every weight on any number of contexts and processes."""
     compression: Literal["none", "fp16", "2bit"] = "none"
     """What processes send each other of gradients: all; fp16, half of it, sums are then rounded to 11 bits; or 2bit, a
     tenth of it among two processes: which of them have reached a threshold, the rest is kept for later updates."""
@@ -92,7 +93,7 @@ def refuse_without_effect(config: ParallelConfig, around: World, contexts: int) 
                             "use dist_sync or horovod, or say none")
     elif config.staleness is not None:
         raise UserError(f"--staleness {config.staleness}: is for --kvstore dist_async, and this is {around.kvstore}; "
-                        "leave it out, or say null where the run has it")
+                        "leave it out")
     if (config.audit or 0) >= 1 and alone:
         raise UserError(f"--audit {config.audit:g}: has no effect with one process and one context, whose weights have "
                         "none to be compared with; leave it out, or say null where the run has it")
@@ -103,6 +104,8 @@ def idle_flags(config: ParallelConfig, contexts: int, processes: int) -> List[st
     lines = []
     if config.compression != "none" and processes == 1:
         lines.append(f"--compression {config.compression}: has no effect with one process")
+    if config.staleness is not None and processes == 1:
+        lines.append(f"--staleness {config.staleness}: has no effect with one process")
     if (config.audit or 0) >= 1 and processes * contexts == 1:
         lines.append(f"--audit {config.audit:g}: has no effect with one process and one context")
     return lines

@@ -87,11 +87,15 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     around = world(kvstore)
     communicator = connect(around, contexts)
     parts, place = session.configure(config.checked(given), communicator)
-    refuse_without_effect(parts.parallel, around, len(contexts))
+
+    def check() -> None:
+        refuse_without_effect(parts.parallel, around, len(contexts))
+        _check_threads(parts.devices.threads, contexts)
+
+    communicator.together(check)
     if parts.parallel.exact:
         compat.set_exact()
-        communicator.check_exact()
-    _check_threads(parts.devices.threads, contexts)
+        communicator.together(communicator.check_exact)
     parts.devices.threads = compat.threads()
     loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
     part = part_for(parts, len(contexts), communicator)

@@ -3,7 +3,7 @@
     start                           once, also after a resume
     for each epoch:
         for each batch:
-            forward and backward over all shards, sums over contexts, one update
+            forward and backward over all shards, sums over contexts and processes, one update
             log                     now and then, with means over the updates that are done
             (checkpoint, when one is due)
         evaluation

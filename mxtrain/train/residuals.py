@@ -27,10 +27,12 @@ def gather(communicator) -> Dict[str, np.ndarray]:
                      compression.threshold)
     for rank in range(communicator.size):  # one after the other, so that only rank 0 has to hold those of all
         for group in compression.groups:
-            vector = _told(communicator, rank, group.residual.asnumpy().ravel())
+            mine = communicator.rank == rank
+            own = group.residual.asnumpy().ravel() if mine else np.zeros(group.residual.size, "float32")
+            vector = _told(communicator, rank, own)
             if first:
-                own = group.parts
-                found.update({f"{rank}/{name}": part for name, part in zip(own, views(vector, own.values()))})
+                parts = group.parts
+                found.update({f"{rank}/{name}": part for name, part in zip(parts, views(vector, parts.values()))})
     return found
 
 

@@ -155,7 +155,7 @@ def _to_keep(settings: SimpleNamespace) -> Dict[str, Any]:
 
 def _resume(run, settings, place: Place) -> List[str]:
     """Restores the run; returns the lines that say what is new. A run that is over has `finished` set."""
-    from mxtrain.train.state import distribute, restore
+    from mxtrain.train.state import distribute, restore, restore_residuals
 
     def read():
         run.checkpoints = checkpoint.Folder(place.path / "checkpoints", settings.train.keep)
@@ -164,6 +164,7 @@ def _resume(run, settings, place: Place) -> List[str]:
     communicator = run.communicator
     loaded = distribute(communicator, communicator.together(read if communicator.rank == 0 else lambda: None))
     communicator.together(lambda: restore(run, loaded))
+    restore_residuals(run, loaded)
     state = run.state
     if state.epoch >= run.epochs or run.monitor.exhausted:
         state.finished = state.finished or f"{state.epoch} epochs are done, --epochs {run.epochs} asks for no more"

@@ -19,7 +19,7 @@ from mxtrain.errors import UserError
 from mxtrain.models import weights
 from mxtrain.optim.optimizer import Optimizer, without_effect
 from mxtrain.optim.schedules import learning_rate
-from mxtrain.parallel.communicator import InProcess
+from mxtrain.parallel.communicator import Communicator
 from mxtrain.parallel.compression import compression_for
 from mxtrain.parallel.layout import Layout, assigned, part_of
 from mxtrain.parallel.settings import idle_flags, number_of_shards
@@ -33,7 +33,7 @@ from mxtrain.train.run import Run
 _log = logging.getLogger("mxtrain")
 
 
-def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx.Context], communicator: InProcess,
+def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx.Context], communicator: Communicator,
            train_data, val_data, sample: Sequence, preprocess: Optional[Block] = None,
            evaluation_loss: Optional[Block] = None, fingerprint: Optional[str] = None,
            prepare: Callable[[Block], None] = None, check_output: Callable = None, scores: Callable = None,
@@ -105,8 +105,12 @@ def _optimizer(net: Block, settings: SimpleNamespace, parameters: dict, contexts
 
 def part_for(settings: SimpleNamespace, contexts: int, communicator) -> Callable:
     """Which rows of a batch this process reads, which has that many contexts; also resolves the number of shards."""
-    replicas = contexts * communicator.size
-    shards = _resolve_shards(settings, replicas)
+    parallel, replicas = settings.parallel, contexts * communicator.size
+    if parallel.audit or not (parallel.shards or parallel.micro_batch or parallel.exact):
+        communicator.check_same(contexts, lambda expected: (
+            f"--gpus, --cpus: {contexts} contexts for rank {communicator.rank} and {expected} for rank 0; all "
+            "processes need as many, for --audit and where --shards does not say how a batch is cut"))
+    shards = communicator.together(lambda: _resolve_shards(settings, replicas))
     first = communicator.rank * contexts
     return functools.partial(part_of, first=first, count=contexts, replicas=replicas, shards=shards)
 

@@ -82,10 +82,14 @@ def restore(run, checkpoint) -> None:
                         f"{str(saved['data'])[:12]}, now {str(run.data_fingerprint)[:12]})")
     load_weights(run.parameters, checkpoint)
     run.optimizer.load_state_arrays(_below("optimizer/", checkpoint.arrays))
-    residuals.scatter(run.communicator, _below(_RESIDUAL, checkpoint.arrays))
     for name, value in saved["position"].items():
         setattr(run.state, name, value)
     run.monitor.load(saved["monitor"])
+
+
+def restore_residuals(run, checkpoint) -> None:
+    """Hands the processes what they had not sent yet. All call it together."""
+    residuals.scatter(run.communicator, _below(_RESIDUAL, checkpoint.arrays))
 
 
 def load_weights(parameters: Dict[str, Parameter], checkpoint) -> None:

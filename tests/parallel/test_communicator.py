@@ -4,9 +4,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxtrain import config
 from mxtrain.errors import Elsewhere, UserError
 from mxtrain.parallel.communicator import InProcess
 from mxtrain.train.metrics import Part, whole
+from mxtrain.train.setup import part_for
 from ranks import among
 
 SHAPES = [(3,), (2, 5), (1,)]
@@ -114,3 +116,14 @@ def test_rows_of_several_processes_become_whole_again():
 def test_batches_of_which_nobody_knows_a_row():
     parts = [Part(5, np.array([], int), None)] * 2
     assert among(2, lambda c: whole(parts, c)) == [[], []]
+
+
+@pytest.mark.parametrize("given, allowed", [({}, False), ({"shards": 6}, True), ({"exact": True}, True),
+                                            ({"exact": True, "audit": 0.1}, False)])
+def test_other_numbers_of_contexts(given, allowed):
+    """One process has one, the other two: without --shards they would cut a batch into other shards."""
+    results = among(2, lambda communicator: part_for(config.build(given), communicator.rank + 1, communicator))
+    if allowed:
+        assert results[0](20) == (0, 10) and results[1](20) == (10, 20)
+    else:
+        assert isinstance(results[0], Elsewhere) and "2 contexts for rank 1 and 1 for rank 0" in str(results[1])

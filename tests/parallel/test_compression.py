@@ -9,7 +9,7 @@ import pytest
 from mxtrain.errors import UserError
 from mxtrain.parallel import compression
 from mxtrain.parallel.communicator import AmongProcesses
-from mxtrain.parallel.compression import Half, TwoBits, bytes_per_update, compression_for, digits
+from mxtrain.parallel.compression import Half, TwoBits, compression_for, digits
 from mxtrain.parallel.settings import ParallelConfig
 
 SHAPES = {"a": (7,), "b": (3, 1, 5), "c": (1,), "d": (4, 2)}  # 31 elements, which no number of digits divides
@@ -152,13 +152,3 @@ def test_contexts_add_first_and_statistics_are_sent_whole(kind, sums):
     communicator.allreduce([gradients, statistics])
     assert [copy.asnumpy().tolist() for copy in gradients] == [sums] * 2
     assert [copy.asscalar() for copy in statistics] == [2 * (statistic + 1)] * 2
-
-
-def test_bytes():
-    sizes = [600_000, 1000, 400_000, 12]
-    # 3.2 bits a weight: the first array, the next two, and the last are packed by themselves.
-    assert bytes_per_update("2bit", sizes, 2, False) == (4 * (60_000 + 40_100 + 2),) * 2
-    assert bytes_per_update("none", sizes, 2, False) == (4_004_048, 4_004_048)
-    assert bytes_per_update("fp16", sizes, 2, True) == (2_002_024, 2_002_024)
-    assert bytes_per_update("none", sizes, 4, True)[0] == 1.5 * 4_004_048
-    assert bytes_per_update("none", sizes, 1, True) == (0, 0)

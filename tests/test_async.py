@@ -40,6 +40,7 @@ import random, time
 from collections import deque
 import mxtrain
 import mxnet as mx
+import numpy as np
 from mxtrain.parallel.communicator import connect
 from mxtrain.parallel.world import world
 

@@ -257,6 +257,7 @@ OWN_SCRIPT = """
 import os
 import mxtrain
 import mxnet as mx
+import numpy as np
 from mxnet.gluon import data, nn
 
 rank = int(os.environ["MXTRAIN_RANK"])

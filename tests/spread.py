@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainings import SCRIPT, idx_folder, metrics
+from trainings import SCRIPT, idx_folder
 
 LAUNCH = SCRIPT.with_name("launch.py")
-MEASURED = {"seconds", "samples_per_second", "wait_share"}
 NO_HOROVOD = importlib.util.find_spec("horovod") is None
 HOROVOD = pytest.param("horovod", marks=pytest.mark.skipif(NO_HOROVOD,
                                                            reason="Horovod is not installed (make setup HOROVOD=1)"))
@@ -53,10 +52,6 @@ def run(place, command, code=0):
     return done
 
 
-def rows(run):
-    return [{name: value for name, value in row.items() if name not in MEASURED} for row in metrics(run)]
-
-
 def prepare(place):
     """97 samples to train on, 23 to validate, and a network that draws and counts; for what runs in the folder."""
     idx_folder(place / "data", 97, 23, side=8)
@@ -64,7 +59,14 @@ def prepare(place):
     return place
 
 
-def runs_alone(place):
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """What `prepare` makes; for tests that import it, and `alone`."""
+    return prepare(tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
+def alone(place):
     """What gives the run folder of one process on one context for some flags, each made once."""
     folders = {}
 

@@ -11,6 +11,7 @@ import pytest
 
 from launching import SCRIPT as LAUNCH
 from launching import TOKEN, processes, variables_of, wait_for
+from spread import run
 from trainings import QUIET, SCRIPT, arrays, assert_close, idx_folder, metrics
 
 pytestmark = pytest.mark.timeout(300)
@@ -96,13 +97,6 @@ def place(tmp_path_factory):
 def launch(workers, servers, program, *flags, ours=()):
     words = [sys.executable, LAUNCH, "-n", workers, "-s", servers, *ours, "--", sys.executable, program, *flags]
     return [str(word) for word in words]
-
-
-def run(place, command, code=0):
-    done = subprocess.run(list(map(str, command)), cwd=place, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == code, done.stderr
-    return done
 
 
 def begin(place, command, out, rows, **variables):

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from spread import FLAGS, HOROVOD, NO_HOROVOD, launch, prepare, rows, run, runs_alone
-from trainings import SCRIPT, arrays, assert_same_bits
+from spread import FLAGS, HOROVOD, NO_HOROVOD, alone, launch, place, run  # noqa: F401
+from trainings import SCRIPT, arrays, assert_same_bits, rows
 
 SLOW = pytest.mark.slow
 EMULATED = """
@@ -36,16 +36,6 @@ sys.exit(main(sys.argv[1:]))
 """
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return prepare(tmp_path_factory.mktemp("processes"))
-
-
-@pytest.fixture(scope="module")
-def alone(place):
-    return runs_alone(place)
 
 
 @pytest.mark.parametrize("transport, contexts", [pytest.param("horovod", 2, marks=HOROVOD.marks),

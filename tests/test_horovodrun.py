@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launching import TOKEN, processes, variables_of, wait_for
-from spread import FLAGS, prepare, rows, run
-from trainings import SCRIPT, arrays, assert_same_bits
+from spread import FLAGS, prepare, run
+from trainings import SCRIPT, arrays, assert_same_bits, rows
 
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 

@@ -14,8 +14,8 @@ import pytest
 
 from launching import TOKEN, processes, variables_of, wait_for
 from mxtrain.train import checkpoint
-from spread import FLAGS, HOROVOD, launch, prepare, rows, run
-from trainings import SCRIPT, arrays, assert_same_bits
+from spread import FLAGS, HOROVOD, launch, prepare, run
+from trainings import SCRIPT, arrays, assert_same_bits, rows
 
 SECONDS = 30  # that all have to end
 UPDATES = 80  # of 8 epochs

@@ -1,6 +1,5 @@
 """The laws of the design, through `mxtrain.fit`: neither layout nor interruption changes a result."""
 
-import csv
 import json
 import zipfile
 from pathlib import Path
@@ -16,6 +15,7 @@ import mxtrain
 from mxtrain.optim.settings import OptimizerName
 from mxtrain.train import loop
 from mxtrain.train.signals import Stopped
+from trainings import rows
 
 SHARDS = 8
 # Batches of 20, 20 and 5 samples, in shards of 2 and 3, and of 0 and 1.
@@ -29,7 +29,6 @@ TRAIN = gluon.data.ArrayDataset(IMAGES[:SAMPLES], LABELS[:SAMPLES])
 VAL = gluon.data.ArrayDataset(IMAGES[SAMPLES:], LABELS[SAMPLES:])
 
 RATES = {"sgd": 0.05, "nag": 0.05, "adam": 0.01, "adamw": 0.01, "rmsprop": 0.005, "adagrad": 0.02, "adadelta": 0.1}
-MEASURED = {"seconds", "samples_per_second", "wait_share"}
 
 
 def network(bias=True):
@@ -66,9 +65,7 @@ def result(folder):
     checkpoints = Path(folder, "checkpoints")
     with np.load(checkpoints / (checkpoints / "latest").read_text().strip() / "arrays.npz") as arrays:
         arrays = dict(arrays)
-    with open(Path(folder, "metrics.csv")) as file:
-        rows = [{name: value for name, value in row.items() if name not in MEASURED} for row in csv.DictReader(file)]
-    return arrays, rows
+    return arrays, rows(folder)
 
 
 def assert_equal_bits(got, expected):

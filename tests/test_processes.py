@@ -14,8 +14,8 @@ import pytest
 
 from launching import TOKEN, processes, variables_of, wait_for
 from mxtrain.inference.evaluate import main as evaluate
-from spread import (FLAGS, HOROVOD, NETWORK, NO_HOROVOD, STEPS, UPDATES, launch, prepare, rows, run, runs_alone)
-from trainings import SCRIPT, arrays, assert_close, assert_same_bits, make_parts, metrics
+from spread import FLAGS, HOROVOD, NETWORK, NO_HOROVOD, STEPS, UPDATES, alone, launch, place, run  # noqa: F401
+from trainings import SCRIPT, arrays, assert_close, assert_same_bits, make_parts, metrics, rows
 
 SLOW = pytest.mark.slow
 FAULTY = """
@@ -29,16 +29,6 @@ def net(classes):
 """
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return prepare(tmp_path_factory.mktemp("processes"))
-
-
-@pytest.fixture(scope="module")
-def alone(place):
-    return runs_alone(place)
 
 
 def chain(place, out, links, *flags):

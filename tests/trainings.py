@@ -13,6 +13,8 @@ from mxtrain import cli
 from mxtrain.train import checkpoint
 from mxtrain.train.main import main
 
+MEASURED = {"seconds", "samples_per_second", "wait_share"}
+
 SCRIPT = Path(mxtrain.__file__).parent.parent / "scripts" / "train.py"
 QUIET = ["--no-plots", "--no-tensorboard", "--no-progress"]
 MLP = ["--model", "mlp", "--batch-size", "256", "--epochs", "1", *QUIET]
@@ -60,6 +62,11 @@ def assert_close(one, other):
 def metrics(run):
     with open(Path(run) / "metrics.csv", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def rows(run):
+    """The metrics without times, which no two runs have in common."""
+    return [{name: value for name, value in row.items() if name not in MEASURED} for row in metrics(run)]
 
 
 def one_line(stderr):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from launching import processes, variables_of, wait_for
 
-from spread import FLAGS, HOROVOD, launch, prepare, rows, run
-from trainings import SCRIPT, arrays, assert_same_bits
+from spread import FLAGS, HOROVOD, launch, prepare, run
+from trainings import SCRIPT, arrays, assert_same_bits, rows
 
 FAR = "far@localhost"  # another user: counts as another host, and the stand-in for ssh leads here
 

@@ -19,9 +19,9 @@ import pytest
 from launching import SCRIPT, processes, wait_for
 
 from mxtrain.train import checkpoint
-from spread import FLAGS, prepare, rows, run
+from spread import FLAGS, prepare, run
 from trainings import SCRIPT as TRAIN
-from trainings import arrays, assert_same_bits
+from trainings import arrays, assert_same_bits, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -6,13 +6,12 @@ import re
 
 import numpy as np
 import pytest
-from trainings import QUIET, arrays, assert_close, assert_same_bits, metrics, one_line, train_program
+from trainings import QUIET, arrays, assert_close, assert_same_bits, metrics, one_line, rows, train_program
 
 from mxtrain.inference import evaluate
 from mxtrain.tasks.language import with_perplexity
 from mxtrain.train import loop
 
-MEASURED = ("seconds", "samples_per_second", "wait_share")
 TINY = ["--layers", "2", "--heads", "2", "--width", "16", "--context", "16"]
 SMALL = [*TINY, "--batch-size", "20", "--epochs", "2", "--optimizer", "adamw", "--lr", "0.01", "--clip-norm", "1",
          *QUIET]
@@ -27,10 +26,6 @@ def text(tmp_path_factory):
     path, random = tmp_path_factory.mktemp("text") / "words.txt", np.random.RandomState(4)
     path.write_text(" ".join(random.choice(["once", "upon", "a", "time", "there", "was"], 400))[:50 * 16 + 8])
     return path
-
-
-def rows(run):
-    return [{name: value for name, value in row.items() if name not in MEASURED} for row in metrics(run)]
 
 
 @pytest.fixture(scope="module")

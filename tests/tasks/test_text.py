@@ -5,14 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trainings import QUIET, arrays, assert_close, assert_same_bits, metrics, one_line, train_program
+from trainings import QUIET, arrays, assert_close, assert_same_bits, metrics, one_line, rows, train_program
 
 from mxtrain.train import loop
 from mxtrain.train.folder import read_classes
 
 SMS = Path(__file__).parents[3] / "shared" / "data" / "sms_spam.tsv"
 CONFIG = Path(__file__).parents[2] / "scripts" / "configs" / "spam.yaml"
-MEASURED = ("seconds", "samples_per_second", "wait_share")
 SMALL = ["--buckets", "60", "--max-tokens", "6", "--batch-size", "20", "--epochs", "3", "--optimizer", "adam",
          "--lr", "0.01", *QUIET]
 """Nine updates; the last batch of an epoch is short."""
@@ -32,10 +31,6 @@ def mails(tmp_path_factory):
                      + ("spam" if spam else "ham"))
     path.write_text("\n".join(lines) + "\n")
     return path
-
-
-def rows(run):
-    return [{name: value for name, value in row.items() if name not in MEASURED} for row in metrics(run)]
 
 
 @pytest.fixture(scope="module")

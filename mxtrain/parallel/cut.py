@@ -95,7 +95,8 @@ def measure(segments: Sequence[Block], inputs: Sequence[mx.nd.NDArray], label: m
     return costs
 
 
-def _time(block: Block, inputs: Sequence[mx.nd.NDArray], input_gradient: bool, backward: bool) -> Tuple[float, mx.nd.NDArray]:
+def _time(block: Block, inputs: Sequence[mx.nd.NDArray], input_gradient: bool,
+          backward: bool) -> Tuple[float, mx.nd.NDArray]:
     """(seconds of forward and backward, output without its graph)"""
     first = inputs[0].detach()  # so that it can be marked here
     if input_gradient:

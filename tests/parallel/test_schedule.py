@@ -43,7 +43,7 @@ def test_each_micro_batch_goes_forward_and_backward_once_in_order_and_nothing_de
 
 def test_no_more_micro_batches_in_memory_than_promised():
     for stages, micro_batches in SIZES:
-        for s, instructions in enumerate(gpipe(stages, micro_batches)):
+        for instructions in gpipe(stages, micro_batches):
             assert most_in_flight(instructions) == micro_batches
         for s, instructions in enumerate(one_forward_one_backward(stages, micro_batches)):
             assert most_in_flight(instructions) == min(stages - s, micro_batches)

@@ -108,6 +108,20 @@ def draws(block: Block) -> bool:
     return _draws_in(graph)
 
 
+def leaves_out(block: Block) -> bool:
+    """Whether a pass through the block may give no gradient to some parameter that it has."""
+    if not isinstance(block, HybridBlock):
+        return True
+    names = {parameter.name for parameter in block.collect_params().values()}
+    try:
+        with autograd.train_mode():
+            output = block(*(mx.sym.var(f"input{i}") for i in range(_count_inputs(block))))
+        graph = mx.sym.Group(_flat(output))
+    except Exception:  # whatever forward does to a symbol that only an array can take
+        return True
+    return not names <= {*graph.list_arguments(), *graph.list_auxiliary_states()}
+
+
 def _tree(block: Block) -> _Node:
     if hasattr(block, "plan"):
         return _Node(block, tuple(_Node(part, ()) for part in block.plan()))

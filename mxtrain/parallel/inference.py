@@ -27,6 +27,10 @@ class Inference:
         rows = len(batch[-1])
         return rows, np.arange(rows), slice(0, rows)
 
+    def bad_of(self, batch: Sequence) -> int:
+        """How many samples of a batch could not be read."""
+        return len(getattr(batch, "bad", ()))
+
     def evaluate(self, batch: Sequence) -> List[mx.nd.NDArray]:
         """The block's outputs for a batch, arrays on the host with the same number of rows: one output for each
         context that gets rows, in the order of the rows."""

@@ -1,0 +1,142 @@
+"""Which device holds and updates which part of which parameter, and how whole arrays are made of what they hold."""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Parameter
+
+from mxtrain.optim.clipping import chunks, sums_of_squares
+from mxtrain.parallel.communicator import Communicator
+from mxtrain.parallel.exact import memory
+from mxtrain.parallel.grid import Grid
+from mxtrain.parallel.zero import Owners, Part, deal
+
+Arrays = List[mx.nd.NDArray]
+Stages = List[List[List[Parameter]]]
+"""Stage -> group -> its parameters."""
+
+
+class Held(NamedTuple):
+    """What a device updates of a parameter: `part` of it, as views of its weight and, once it is summed, its gradient."""
+
+    part: Part
+    weight: mx.nd.NDArray
+    gradient: mx.nd.NDArray
+
+
+class Holdings:
+    """The trained parameters of a network over the devices of all processes.
+
+    trained: those of each stage, by groups. stage_of: id of any parameter -> its stage. contexts: of this process.
+    communicator: of all processes; peers: of those that have the same stages.
+    zero: whether replicas share parameters out. whole: see zero.deal.
+    """
+
+    def __init__(self, trained: Stages, stage_of: Dict[int, int], grid: Grid, contexts: Sequence[mx.Context],
+                 communicator: Communicator, peers: Communicator, zero: bool, whole: bool):
+        self.parameters = [p for stage in trained for group in stage for p in group]
+        self._stage_of, self._grid, self._contexts = stage_of, grid, list(contexts)
+        self._communicator, self._zero = communicator, zero
+        # Whether this process lacks something that another one has.
+        self._spread = communicator.size > 1 and (zero or grid.span > 1)
+        numbers = {id(p): number for number, p in enumerate(self.parameters)}
+        self.numbered = [[{numbers[id(p)]: p for p in group} for group in stage] for stage in trained]
+        self._parts = [_parts(stage, grid.replicas, zero, whole) for stage in self.numbered]
+        stages_here = sorted({grid.place(c)[1] for c in range(grid.contexts)})
+        self.owners: Dict[int, Owners] = {
+            stage: Owners(self._parts[stage], [contexts[grid.context_of(replica, stage)] for replica in grid.here],
+                          peers, str(stage)) for stage in stages_here} if zero else {}
+
+    def parts_on(self, context: int) -> List[Part]:
+        """What a context of this process updates, in the order of the parameters."""
+        replica, stage = self._grid.place(context)
+        return [part for part in self._parts_of(stage) if part.owner in (None, replica)]
+
+    def make_plain(self) -> None:
+        """Puts weights whose parts are updated into MXNet's own layout, out of that of oneDNN, in which it keeps those of
+        convolutions after a prediction: no part of such an array can be written."""
+        if self._zero:
+            for parameter in self.parameters:
+                for array in parameter.list_data() if self._is_here(parameter) else ():
+                    if array.context.device_type == "cpu":
+                        memory(array)
+
+    def share(self) -> None:
+        """Brings what was updated to the replicas that have not done it themselves."""
+        for stage, owners in self.owners.items():
+            owners.share([{number: parameter.data(ctx) for group in self.numbered[stage]
+                           for number, parameter in group.items()} for ctx in owners.contexts])
+
+    def norm(self, held: Sequence[Sequence[Held]]) -> float:
+        """The Euclidean norm of the gradient, given what the contexts here hold of it: see optim.clipping. Waits."""
+        sums: Dict[Tuple[int, Part], List[float]] = {}
+        for context, of_context in enumerate(held):
+            replica, stage = self._grid.place(context)
+            counted = [own for own in of_context if replica == self._one_of(own.part)]
+            for own, values in zip(counted, sums_of_squares([own.gradient for own in counted])):
+                sums[stage, own.part] = values
+        if not self._spread:
+            return math.sqrt(math.fsum(value for values in sums.values() for value in values))
+        table = [sums.get(key, [0.0] * chunks(key[1].size)) for key in self._all_parts()]
+        return math.sqrt(math.fsum(self._communicator.total(np.array(sum(table, [])))))
+
+    def assemble(self, arrays: Sequence[Sequence[Arrays]], count: int) -> List[List[np.ndarray]]:
+        """For each trained parameter `count` whole arrays of its shape, in rank 0. All processes call it.
+
+        arrays: for each context here, and each of its parts_on, that many arrays.
+        """
+        here = {(self._grid.place(c), part): [array.asnumpy().ravel() for array in own]
+                for c, of_context in enumerate(arrays) for part, own in zip(self.parts_on(c), of_context)
+                if self._grid.place(c)[0] == self._one_of(part)}
+        found: Dict[int, List[List[np.ndarray]]] = {}
+        for stage, part in self._all_parts():
+            replica = self._one_of(part)
+            own = here.get(((replica, stage), part), [None] * count)
+            found.setdefault(part.parameter, []).append([self._told(replica, stage, x, part.size) for x in own])
+        return [[np.concatenate(pieces).reshape(parameter.shape) for pieces in zip(*found[number])]
+                for number, parameter in enumerate(self.parameters)]
+
+    def weight(self, parameter: Parameter) -> np.ndarray:
+        """A parameter, trained or not, in rank 0. All processes call it."""
+        stage, replica = self._stage_of[id(parameter)], self._one_of(None)
+        context = self._grid.context_of(replica, stage)
+        own = None if context is None else parameter.data(self._contexts[context]).asnumpy()
+        if not self._grid.span > 1:
+            return own
+        return self._told(replica, stage, own if own is None else own.ravel(),
+                          int(np.prod(parameter.shape))).reshape(parameter.shape)
+
+    def _is_here(self, parameter: Parameter) -> bool:
+        return self._grid.context_of(self._grid.here.start, self._stage_of[id(parameter)]) is not None
+
+    def _one_of(self, part: Optional[Part]) -> int:
+        """The replica that counts for a part, of those that hold it; for all processes, or here."""
+        if part is not None and part.owner is not None:
+            return part.owner
+        return 0 if self._spread else self._grid.here.start
+
+    def _told(self, replica: int, stage: int, vector: Optional[np.ndarray], size: int) -> np.ndarray:
+        """A vector that the device of a stage of a replica has."""
+        if not self._spread:
+            return vector
+        return self._communicator.told(self._grid.rank_of(replica, stage), vector, size)
+
+    def _parts_of(self, stage: int) -> List[Part]:
+        return [part for group in self._parts[stage] for part in group]
+
+    def _all_parts(self) -> Iterator[Tuple[int, Part]]:
+        """(stage, part), the same in all processes."""
+        return ((stage, part) for stage in range(len(self._parts)) for part in self._parts_of(stage))
+
+
+def _parts(groups: List[Dict[int, Parameter]], replicas: int, zero: bool, whole: bool) -> List[List[Part]]:
+    """What is updated in one go, of a stage's parameters by groups."""
+    sizes = [{number: int(np.prod(p.shape)) for number, p in group.items()} for group in groups]
+    if not zero:
+        return [[Part(number, 0, size, None) for number, size in group.items()] for group in sizes]
+    loads = [0] * replicas
+    return [deal(group, replicas, whole, loads=loads) for group in sizes]

@@ -48,6 +48,9 @@ class Communicator:
     def use(self, contexts: Sequence[mx.Context]) -> None:
         """The contexts of this process, in front of the first `allreduce`."""
 
+    def meet(self, groups: Sequence[Sequence[int]]) -> None:
+        """WIP"""
+
     def total(self, values: np.ndarray) -> np.ndarray:
         """Sums over the processes of a float64 array that has the same shape in all. Waits for all."""
         return values

@@ -31,15 +31,17 @@ class Held(NamedTuple):
 class Holdings:
     """The trained parameters of a network over the devices of all processes.
 
-    trained: those of each stage, by groups. stage_of: id of any parameter -> its stage. contexts: of this process.
+    trained: those of each stage, by groups; they are put on the contexts that hold the stage. everything: all parameters
+    of each stage. contexts: of this process.
     communicator: of all processes; peers: of those that have the same stages.
     zero: whether replicas share parameters out. whole: see zero.deal.
     """
 
-    def __init__(self, trained: Stages, stage_of: Dict[int, int], grid: Grid, contexts: Sequence[mx.Context],
+    def __init__(self, trained: Stages, everything: List[List[Parameter]], grid: Grid, contexts: Sequence[mx.Context],
                  communicator: Communicator, peers: Communicator, zero: bool, whole: bool):
         self.parameters = [p for stage in trained for group in stage for p in group]
-        self._stage_of, self._grid, self._contexts = stage_of, grid, list(contexts)
+        self._everything, self._grid, self._contexts = everything, grid, list(contexts)
+        self._stage_of = {id(p): number for number, stage in enumerate(everything) for p in stage}
         self._communicator, self._zero = communicator, zero
         # Whether this process lacks something that another one has.
         self._spread = communicator.size > 1 and (zero or grid.span > 1)
@@ -47,9 +49,18 @@ class Holdings:
         self.numbered = [[{numbers[id(p)]: p for p in group} for group in stage] for stage in trained]
         self._parts = [_parts(stage, grid.replicas, zero, whole) for stage in self.numbered]
         stages_here = sorted({grid.place(c)[1] for c in range(grid.contexts)})
-        self.owners: Dict[int, Owners] = {
-            stage: Owners(self._parts[stage], [contexts[grid.context_of(replica, stage)] for replica in grid.here],
-                          peers, str(stage)) for stage in stages_here} if zero else {}
+        self.owners: Dict[int, Owners] = {stage: Owners(self._parts[stage], self._contexts_of(stage), peers, str(stage))
+                                          for stage in stages_here} if zero else {}
+
+        for stage, parameters in enumerate(everything if grid.stages > 1 else []):
+            here = self._contexts_of(stage)
+            for parameter in parameters if here else []:
+                parameter.reset_ctx(here)
+
+    def untrained(self, stage: int) -> List[Parameter]:
+        """The parameters of a stage that are not updated by a gradient."""
+        trained = {id(p) for group in self.numbered[stage] for p in group.values()}
+        return [p for p in self._everything[stage] if id(p) not in trained]
 
     def parts_on(self, context: int) -> List[Part]:
         """What a context of this process updates, in the order of the parameters."""
@@ -61,9 +72,9 @@ class Holdings:
         convolutions after a prediction: no part of such an array can be written."""
         if self._zero:
             for parameter in self.parameters:
-                for array in parameter.list_data() if self._is_here(parameter) else ():
-                    if array.context.device_type == "cpu":
-                        memory(array)
+                for ctx in self._contexts_of(self._stage_of[id(parameter)]):
+                    if ctx.device_type == "cpu":
+                        memory(parameter.data(ctx))
 
     def share(self) -> None:
         """Brings what was updated to the replicas that have not done it themselves."""
@@ -110,8 +121,24 @@ class Holdings:
         return self._told(replica, stage, own if own is None else own.ravel(),
                           int(np.prod(parameter.shape))).reshape(parameter.shape)
 
-    def _is_here(self, parameter: Parameter) -> bool:
-        return self._grid.context_of(self._grid.here.start, self._stage_of[id(parameter)]) is not None
+    def forget_others(self) -> None:
+        """Gives up the parameters of stages in other processes."""
+        for stage, parameters in enumerate(self._everything):
+            for parameter in parameters if not self._contexts_of(stage) else []:
+                parameter._data = parameter._grad = None
+
+    def bring_home(self) -> None:
+        """Puts all parameters on all contexts. All processes call it."""
+        if self._grid.stages == 1:
+            return
+        for parameter in (parameter for stage in self._everything for parameter in stage):
+            values = self.weight(parameter)
+            parameter.initialize("zeros", self._contexts, force_reinit=True)
+            parameter.set_data(mx.nd.array(values))
+
+    def _contexts_of(self, stage: int) -> List[mx.Context]:
+        """Those here that hold a stage."""
+        return [ctx for context, ctx in enumerate(self._contexts) if self._grid.place(context)[1] == stage]
 
     def _one_of(self, part: Optional[Part]) -> int:
         """The replica that counts for a part, of those that hold it; for all processes, or here."""

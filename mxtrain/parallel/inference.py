@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
 
-from mxtrain.parallel.layout import input_to, rows_to, shard_bounds
+from mxtrain.parallel.shards import input_to, rows_to, shard_bounds
 
 
 class Inference:

@@ -23,7 +23,7 @@ from mxtrain.parallel.exact import NotSummable
 from mxtrain.parallel.gradients import ExactGradients, FloatGradients
 from mxtrain.parallel.grid import Grid
 from mxtrain.parallel.holdings import Held, Holdings
-from mxtrain.parallel.program import Group, Program, Stage, block_starts, build, group_starts
+from mxtrain.parallel.program import Group, Stage, block_starts, build, group_starts
 from mxtrain.parallel.schedule import SCHEDULES
 from mxtrain.parallel.shards import assigned, bounds_in, send
 from mxtrain.parallel.stage import Backward, StageRunner
@@ -86,8 +86,8 @@ class Layout:
         layers = _each_once([[[] if own_statistics else _moving(group) for group in stage.groups]
                              for stage in program.stages])
         self._backward = _backward(trained, unreached_by_backward(net))
-        self._holdings = Holdings(trained, self._place(net, program), grid, contexts, communicator, self._peers,
-                                  zero > 0, whole_parameters)
+        self._holdings = Holdings(trained, [list(stage.inference.collect_params().values()) for stage in program.stages],
+                                  grid, contexts, communicator, self._peers, zero > 0, whole_parameters)
         self.parameters: List[Parameter] = self._holdings.parameters
         self._scatters = {stage: Scatter(owners, exact, shards)
                           for stage, owners in self._holdings.owners.items()} if zero == 2 else {}
@@ -98,7 +98,7 @@ class Layout:
                 program.stages[stage], ctx,
                 self._gradients(c, program.stages[stage], shards > grid.replicas or not one_pass),
                 ShardStatistics(layers[stage], ctx, exact, shards) if any(layers[stage]) else None,
-                self._backward[stage]))
+                self._backward[stage], self._holdings.untrained(stage) if grid.stages > 1 else []))
         self.held: List[List[Held]] = [self._held(c) for c in range(len(contexts))]
         """For each context what it updates: the gradients are there after `finish`."""
         self.sums = self._sums()
@@ -248,6 +248,14 @@ class Layout:
         """
         return self._holdings.assemble(arrays, count)
 
+    def forget_others(self) -> None:
+        """Gives up the parameters of stages in other processes; until then all have them, on the host."""
+        self._holdings.forget_others()
+
+    def bring_home(self) -> None:
+        """Puts all parameters on all contexts, as if the network had not been cut into stages. All processes call it."""
+        self._holdings.bring_home()
+
     # Running a batch.
 
     def _feeds(self, batch: Sequence) -> Dict[int, Feed]:
@@ -346,19 +354,6 @@ class Layout:
                               time.time()))
 
     # Setting up.
-
-    def _place(self, net: Block, program: Program) -> Dict[int, int]:
-        """Puts the parameters of every stage on the contexts that hold it -> id of a parameter -> its stage. Those of
-        stages in other processes stay where they are."""
-        stage_of = {id(p): number for number, stage in enumerate(program.stages)
-                    for p in stage.inference.collect_params().values()}
-        if self.grid.stages > 1:
-            for parameter in net.collect_params().values():
-                here = [self.contexts[c] for c in range(len(self.contexts))
-                        if self.grid.place(c)[1] == stage_of[id(parameter)]]
-                if here:
-                    parameter.reset_ctx(here)
-        return stage_of
 
     def _gradients(self, c: int, stage: Stage, several_passes: bool):
         replica, number = self.grid.place(c)

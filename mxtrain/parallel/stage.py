@@ -6,6 +6,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd
+from mxnet.gluon import Parameter
 
 from mxtrain.parallel.program import Chunk, Stage
 from mxtrain.parallel.statistics import ShardStatistics
@@ -27,13 +28,15 @@ class Backward(NamedTuple):
 class StageRunner:
     """Runs shards through a stage. Between forward and backward of a shard may be those of others.
 
-    gradients: of parallel.gradients. statistics: None where the stage has none to collect.
+    gradients: of parallel.gradients. statistics: None where the stage has none to collect. untrained: parameters of the
+    stage that get no gradient.
     """
 
     def __init__(self, stage: Stage, ctx: mx.Context, gradients, statistics: Optional[ShardStatistics],
-                 backward: Backward):
+                 backward: Backward, untrained: Sequence[Parameter] = ()):
         self.ctx, self.gradients, self.statistics = ctx, gradients, statistics
         self._groups, self._inference, self._backward = stage.groups, stage.inference, backward
+        self._untrained = list(untrained)
         self._kept: Dict[int, List[tuple]] = {}
         # cuDNN writes running statistics in forward. Elsewhere a look at them in between would find zeros.
         self._look_twice = ctx.device_type == "gpu"
@@ -77,6 +80,7 @@ class StageRunner:
                 if self._look_twice and self.statistics:
                     self.statistics.after_pass(i)
                 kept.append((x, outputs))
+                self._separate()
                 x = [_output(outputs).detach()]
             else:
                 kept.append((x, None))
@@ -120,6 +124,14 @@ class StageRunner:
         """The stage's output in predict mode; the last stage takes the label, too, and gives the evaluation head's."""
         with autograd.pause(train_mode=False):
             return self._inference(*arrays)
+
+    def _separate(self) -> None:
+        """Has the next pass record the untrained parameters by themselves. MXNet 1.9.1 gives an array without gradient a
+        node in the graph that it first meets, and backward of that graph takes the node from all others."""
+        for parameter in self._untrained:
+            arrays = parameter.list_data()
+            place = parameter.list_ctx().index(self.ctx)
+            arrays[place] = arrays[place].detach()
 
     def _needs_backward(self, group: int) -> bool:
         return self._backward.first_group is not None and group >= self._backward.first_group

@@ -10,7 +10,8 @@ import mxtrain
 from mxtrain import UserError
 from mxtrain.errors import Elsewhere, TrainingError
 from mxtrain.optim import optimizer
-from mxtrain.parallel.layout import Layout, part_of
+from mxtrain.parallel.layout import Layout
+from mxtrain.parallel.shards import part_of
 from mxtrain.tasks.heads import heads_for
 from mxtrain.train.audit import Audit
 from ranks import among

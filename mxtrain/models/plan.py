@@ -19,7 +19,7 @@ from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, nn
+from mxnet.gluon import Block, HybridBlock, Parameter, nn
 
 from mxtrain.errors import UserError
 
@@ -106,6 +106,12 @@ def draws(block: Block) -> bool:
     except Exception:  # whatever forward does to a symbol that only an array can take
         return True
     return _draws_in(graph)
+
+
+def tied(net: Block) -> List[Tuple[Parameter, Parameter]]:
+    """Pairs of parameters that are one weight, used in two places, such as an embedding and an output: each has a copy
+    of it, since the places may be on two devices. A network with such says so by `tied()`, which returns its pairs."""
+    return list(net.tied()) if hasattr(net, "tied") else []
 
 
 def leaves_out(block: Block) -> bool:

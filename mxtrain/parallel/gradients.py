@@ -51,7 +51,7 @@ class FloatGradients:
         pass
 
     def parts_of(self, number: int) -> Arrays:
-        """What is summed for a parameter."""
+        """What is summed of a parameter, by its place among those of this context."""
         return [self.arrays[number]]
 
     def finish(self) -> None:

@@ -34,11 +34,12 @@ class Holdings:
     trained: those of each stage, by groups; they are put on the contexts that hold the stage. everything: all parameters
     of each stage. contexts: of this process.
     communicator: of all processes; peers: of those that have the same stages.
-    zero: whether replicas share parameters out. whole: see zero.deal.
+    zero: whether replicas share parameters out. whole: see zero.deal. ties: see plan.tied; of trained parameters.
     """
 
     def __init__(self, trained: Stages, everything: List[List[Parameter]], grid: Grid, contexts: Sequence[mx.Context],
-                 communicator: Communicator, peers: Communicator, zero: bool, whole: bool):
+                 communicator: Communicator, peers: Communicator, zero: bool, whole: bool,
+                 ties: Sequence[Tuple[Parameter, Parameter]] = ()):
         self.parameters = [p for stage in trained for group in stage for p in group]
         self._everything, self._grid, self._contexts = everything, grid, list(contexts)
         self._stage_of = {id(p): number for number, stage in enumerate(everything) for p in stage}
@@ -47,7 +48,10 @@ class Holdings:
         self._spread = communicator.size > 1 and (zero or grid.span > 1)
         numbers = {id(p): number for number, p in enumerate(self.parameters)}
         self.numbered = [[{numbers[id(p)]: p for p in group} for group in stage] for stage in trained]
-        self._parts = [_parts(stage, grid.replicas, zero, whole) for stage in self.numbered]
+        self.ties = [(numbers[id(one)], numbers[id(other)]) for one, other in ties]
+        copies = {other: one for one, other in self.ties}
+        self._copies = set(copies)
+        self._parts = _parts(self.numbered, grid.replicas, zero, whole, copies)
         stages_here = sorted({grid.place(c)[1] for c in range(grid.contexts)})
         self.owners: Dict[int, Owners] = {stage: Owners(self._parts[stage], self._contexts_of(stage), peers, str(stage))
                                           for stage in stages_here} if zero else {}
@@ -56,6 +60,20 @@ class Holdings:
             here = self._contexts_of(stage)
             for parameter in parameters if here else []:
                 parameter.reset_ctx(here)
+
+    @property
+    def size(self) -> int:
+        """Elements of all parameters, those of tied weights once."""
+        copies = {id(self.parameters[number]) for number in self._copies}
+        return sum(int(np.prod(p.shape)) for stage in self._everything for p in stage if id(p) not in copies)
+
+    def stage_of(self, number: int) -> int:
+        """The stage of a trained parameter."""
+        return self._stage_of[id(self.parameters[number])]
+
+    def place_in_stage(self, number: int) -> int:
+        """The place of a trained parameter among those of its stage."""
+        return [n for group in self.numbered[self.stage_of(number)] for n in group].index(number)
 
     def untrained(self, stage: int) -> List[Parameter]:
         """The parameters of a stage that are not updated by a gradient."""
@@ -87,7 +105,8 @@ class Holdings:
         sums: Dict[Tuple[int, Part], List[float]] = {}
         for context, of_context in enumerate(held):
             replica, stage = self._grid.place(context)
-            counted = [own for own in of_context if replica == self._one_of(own.part)]
+            counted = [own for own in of_context if replica == self._one_of(own.part)
+                       and own.part.parameter not in self._copies]  # one weight has one gradient
             for own, values in zip(counted, sums_of_squares([own.gradient for own in counted])):
                 sums[stage, own.part] = values
         if not self._spread:
@@ -160,10 +179,23 @@ class Holdings:
         return ((stage, part) for stage in range(len(self._parts)) for part in self._parts_of(stage))
 
 
-def _parts(groups: List[Dict[int, Parameter]], replicas: int, zero: bool, whole: bool) -> List[List[Part]]:
-    """What is updated in one go, of a stage's parameters by groups."""
-    sizes = [{number: int(np.prod(p.shape)) for number, p in group.items()} for group in groups]
-    if not zero:
-        return [[Part(number, 0, size, None) for number, size in group.items()] for group in sizes]
-    loads = [0] * replicas
-    return [deal(group, replicas, whole, loads=loads) for group in sizes]
+def _parts(stages: List[List[Dict[int, Parameter]]], replicas: int, zero: bool, whole: bool,
+           copies: Dict[int, int]) -> List[List[List[Part]]]:
+    """What is updated in one go: for each stage, by groups. copies: parameter -> the one that it is equal to, both by
+    their numbers; their parts have the same owners."""
+    found: Dict[int, List[Part]] = {}
+    result = []
+    for groups in stages:
+        loads = [0] * replicas
+        result.append([])
+        for group in groups:
+            sizes = {number: int(np.prod(p.shape)) for number, p in group.items()}
+            for of_copies in (False, True):  # the copy of a parameter comes after it
+                chosen = {number: size for number, size in sizes.items() if (number in copies) == of_copies}
+                like = {number: found[copies[number]] for number in chosen if of_copies}
+                parts = (deal(chosen, replicas, whole, like, loads) if zero else
+                         [Part(number, 0, size, None) for number, size in chosen.items()])
+                for part in parts:
+                    found.setdefault(part.parameter, []).append(part)
+            result[-1].append([part for number in group for part in found[number]])
+    return result

@@ -19,7 +19,7 @@ from mxnet.gluon import Block, HybridBlock, Parameter, nn
 from mxtrain.errors import UserError
 from mxtrain.models import plan
 from mxtrain.parallel.communicator import ALONE, Communicator
-from mxtrain.parallel.exact import NotSummable
+from mxtrain.parallel.exact import MOST, NotSummable
 from mxtrain.parallel.gradients import ExactGradients, FloatGradients
 from mxtrain.parallel.grid import Grid
 from mxtrain.parallel.holdings import Held, Holdings
@@ -85,11 +85,15 @@ class Layout:
         trained = _each_once([[_trainable(group) for group in stage.groups] for stage in program.stages])
         layers = _each_once([[[] if own_statistics else _moving(group) for group in stage.groups]
                              for stage in program.stages])
+        ties = _trained_ties(net)
+        self._numbers = shards * (2 if ties else 1)  # that a gradient is the sum of
+        if exact and self._numbers > MOST:
+            raise UserError(f"--shards {shards}: exact sums hold for up to {MOST // 2} shards of a network with tied weights")
         self._backward = _backward(trained, unreached_by_backward(net))
         self._holdings = Holdings(trained, [list(stage.inference.collect_params().values()) for stage in program.stages],
-                                  grid, contexts, communicator, self._peers, zero > 0, whole_parameters)
+                                  grid, contexts, communicator, self._peers, zero > 0, whole_parameters, ties)
         self.parameters: List[Parameter] = self._holdings.parameters
-        self._scatters = {stage: Scatter(owners, exact, shards)
+        self._scatters = {stage: Scatter(owners, exact, self._numbers)
                           for stage, owners in self._holdings.owners.items()} if zero == 2 else {}
         self._runners: List[StageRunner] = []
         for c, ctx in enumerate(contexts):
@@ -142,8 +146,11 @@ class Layout:
         return [reports[shard] for shard in sorted(reports)]
 
     def add_up(self) -> None:
-        """Sums gradients and statistics over contexts and processes."""
+        """Sums gradients and statistics over contexts and processes, and over the places of a tied weight."""
         self._peers.allreduce(self.sums)
+        for one, other in self._holdings.ties:
+            for replica in self.grid.here:
+                self._tie(replica, one, other)
 
     def finish(self, shards_run: int) -> None:
         """Turns the sums over all contexts and processes into gradients and running statistics.
@@ -190,6 +197,11 @@ class Layout:
     def replicas(self) -> int:
         """How many there are, over all processes."""
         return self.grid.replicas
+
+    @property
+    def size(self) -> int:
+        """Elements of the network's parameters; those of a tied weight count once."""
+        return self._holdings.size
 
     def rows_of(self, batch: Sequence) -> List[int]:
         """For every shard, how many rows of a batch are run to their end here."""
@@ -324,6 +336,27 @@ class Layout:
         return self._communicator.receive(boundary.shape(rows), boundary.dtype, self.contexts[c],
                                           self.grid.rank_of(replica, stage))
 
+    def _tie(self, replica: int, one: int, other: int) -> None:
+        """Adds up the gradients of two parameters that are one weight, each in its place."""
+        here, there = [], []
+        for number in (one, other):
+            stage = self._holdings.stage_of(number)
+            c = self.grid.context_of(replica, stage)
+            if c is None:
+                there.append(self.grid.rank_of(replica, stage))
+            else:
+                here.append(self._runners[c].gradients.parts_of(self._holdings.place_in_stage(number)))
+        if there:
+            own = here[0]
+            for array in own:
+                self._communicator.send(array.copy(), there[0])
+            for array in own:
+                array += self._communicator.receive(array.shape, array.dtype, array.context, there[0])
+            return
+        for first, second in zip(*here):
+            first += second.as_in_context(first.context)
+            first.copyto(second)
+
     def _infer(self, replica: int, feed: Feed, m: int) -> Optional[mx.nd.NDArray]:
         """Runs a shard through the stages that are here; None where others come after them."""
         x = feed.inputs[m] if feed.inputs else None
@@ -365,7 +398,7 @@ class Layout:
         # An imperative block may leave out a parameter, whose gradient of an earlier batch would then count again.
         may_leave_out = not _compiled(stage)
         if self.exact:
-            return ExactGradients(own, ctx, self.shards, may_leave_out)
+            return ExactGradients(own, ctx, self._numbers, may_leave_out)
         return FloatGradients(own, ctx, several_passes, may_leave_out)
 
     def _held(self, c: int) -> List[Held]:
@@ -432,6 +465,15 @@ def _backward(trained: List[List[List[Parameter]]], input_gradient: bool) -> Lis
     return [Backward(max(0, first - start) if first < start + len(own) else None,
                      input_gradient if start == 0 else first < start)
             for start, own in zip(starts, trained)]
+
+
+def _trained_ties(net: Block) -> List[Tuple[Parameter, Parameter]]:
+    """The pairs of plan.tied that are trained. Raises UserError for one of which one place alone is."""
+    ties = plan.tied(net)
+    for pair in ties:
+        if len({parameter.grad_req == "null" for parameter in pair}) > 1:
+            raise UserError(f"--freeze: {pair[0].name} and {pair[1].name} are one weight; freeze both or none")
+    return [pair for pair in ties if pair[0].grad_req != "null"]
 
 
 def _on_host(batch: Sequence) -> List[np.ndarray]:

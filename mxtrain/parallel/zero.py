@@ -240,6 +240,12 @@ class ScatteredGradients:
     def end(self) -> None:
         pass
 
+    def parts_of(self, number: int) -> Arrays:
+        """What is summed here of a parameter, by its place among those of this context."""
+        name = [number for group in self._groups for number in group][number]
+        return [array[place] for part, place in self._scatter.parts(self._here).items() if part.parameter == name
+                for array in self._scatter.sums[self._here].parts]
+
     def finish(self) -> None:
         self._scatter.sums[self._here].finish()
 

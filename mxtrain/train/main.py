@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from pathlib import Path
 from typing import List
 
@@ -116,7 +115,7 @@ def _connect(around: world.World, given: dict):
 
 
 def _describe(run, settings, task, kvstore: str) -> None:
-    parallel, count = settings.parallel, sum(math.prod(p.shape) for p in run.parameters.values())
+    parallel, count = settings.parallel, run.layout.size
     _log.info("network %s: %s parameters, %d outputs", settings.model.model, f"{count:,}", len(task.classes))
     _log.info("batches of %d in %d shard%s, %s, kvstore %s; %d updates per epoch", settings.train.batch_size,
               parallel.shards, "s" if parallel.shards > 1 else "",

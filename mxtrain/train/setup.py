@@ -82,6 +82,8 @@ def _prepared(net, loss, settings, contexts, sample, preprocess, evaluation_loss
         check_output(output)
     if prepare is not None:
         prepare(net)
+    for one, other in plan.tied(net):
+        other.set_data(one.list_data()[0])
     _refuse_unsupported(net)
     head, evaluation_head = heads_for(loss, output.shape[1] if output.ndim == 2 else None, evaluation_loss)
     _check_loss(head, outputs, label)

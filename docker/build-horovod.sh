@@ -45,8 +45,8 @@ sed -i 's/global_ranks_\.reserve(size_)/global_ranks_.resize(size_)/' horovod/co
 sed -i '/std::try_to_lock/,/return/s/return;/std::this_thread::sleep_for(std::chrono::microseconds(50));\n    return;/' \
     third_party/gloo/gloo/transport/tcp/pair.cc
 sed -i '0,/^#include </s//#include <thread>\n&/' third_party/gloo/gloo/transport/tcp/pair.cc
-# HOROVOD_GLOO_IFACE is obeyed for the first connections only: those of process sets, and so of all sums, are made at the
-# address that the host's own name stands for, whichever interface was asked for.
+# HOROVOD_GLOO_IFACE is obeyed for the first connections only: those of process sets, and so of all sums, are made at
+# the address that the host's own name stands for, whichever interface was asked for.
 sed -i '/::InitializeForProcessSet/,/^}/s/iface = gloo_iface_/iface = global_context.gloo_iface_/' \
     horovod/common/gloo/gloo_context.cc
 # Where there are process sets, a process that has lost another asks it at the end whether it may forget the sets; an

@@ -121,10 +121,9 @@ class Horovod(_Group):
         if not new and not (groups and self._slow):
             return
         if self._hvd.mpi_enabled():
-            raise UserError("--kvstore horovod: groups of processes need Horovod's own connections, and these processes "
-                            "have met by MPI, where nobody can meet twice; start them by horovodrun --gloo")
-        mx.nd.waitall()
-        self.barrier()
+            raise UserError("--kvstore horovod: these processes have met by MPI, where they cannot meet again in "
+                            "groups, as pipelines need it; start them by horovodrun --gloo")
+        self.rest()
         # Sets can be added later only in a mode that costs all trainings a message in every cycle.
         self._hvd.shutdown()
         if self._slow:
@@ -161,8 +160,13 @@ class Horovod(_Group):
         self._hvd.broadcast_(array, root_rank=source, name=f"{source}.{tag}.{self._hops[way]}",
                              process_set=self._sets[tuple(sorted((source, to)))])
 
-    def close(self) -> None:
+    def rest(self) -> None:
+        # The first process that ends has Horovod end in all, also where two others still have something to say.
         mx.nd.waitall()
+        self.barrier()
+
+    def close(self) -> None:
+        self.rest()
         self._hvd.shutdown()
 
 

@@ -42,6 +42,8 @@ class Communicator:
     """Whether every process updates the weights by its own part of a batch, without waiting for the others."""
     ahead = 0
     """How many batches before its turn processes `tell` of a batch."""
+    sends = False
+    """Whether one process can send to another: see `send` of Horovod."""
     seconds_between_logs = 0.5
     """A log waits for all processes."""
 
@@ -67,14 +69,17 @@ class Communicator:
         and not all, `meet` must have named them. Ask again after `use`."""
         return self
 
-    def reduce_scatter(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    def reduce_scatter(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
         """A vector of size * n elements, on one context -> the sum over the processes of this one's n elements, which
-        are those from rank * n on; without waiting."""
+        are those from rank * n on; without waiting.
+
+        tag: under each, all processes make the same calls in the same order; those of different tags may be mixed.
+        """
         return array
 
-    def all_gather(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    def all_gather(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
         """A vector of n elements, on one context -> the size * n elements of all processes, in the order of the ranks,
-        bit for bit; without waiting."""
+        bit for bit; without waiting. tag: see reduce_scatter."""
         return array
 
     def total(self, values: np.ndarray) -> np.ndarray:
@@ -218,17 +223,17 @@ class AmongProcesses(Communicator):
         """The communicator of a group that `meet` allowed."""
         raise NotImplementedError
 
-    def reduce_scatter(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    def reduce_scatter(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
         part = array.size // self.size
-        return self._added(array)[self.rank * part:(self.rank + 1) * part].copy()
+        return self._added(array, tag)[self.rank * part:(self.rank + 1) * part].copy()
 
-    def all_gather(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    def all_gather(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
         # Negative zeros: added to anything, 0 and -0 too, they leave its bits.
         whole = -mx.nd.zeros((self.size * array.size,), ctx=array.context, dtype=array.dtype)
         whole[self.rank * array.size:(self.rank + 1) * array.size] = array
-        return self._added(whole)
+        return self._added(whole, tag)
 
-    def _added(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    def _added(self, array: mx.nd.NDArray, tag: str) -> mx.nd.NDArray:
         """The sum over the processes, as another array, without waiting."""
         raise NotImplementedError
 

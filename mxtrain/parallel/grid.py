@@ -62,14 +62,14 @@ class Grid(NamedTuple):
         return context if rank == self.rank else None
 
     def groups(self) -> List[Tuple[int, ...]]:
-        """The sets of ranks, other than all, that have to do with each other: those with the same stages, neighbours in
-        a pipeline, and its ends."""
+        """The sets of ranks that have to do with each other when a replica goes over several processes: those with the
+        same stages, neighbours in a pipeline, and its ends."""
         if self.span == 1:
             return []
         same = [tuple(range(first, self.processes, self.span)) for first in range(self.span)]
         pairs = [(rank, rank + 1) for rank in range(self.processes - 1) if (rank + 1) % self.span]
         ends = [(rank, rank + self.span - 1) for rank in range(0, self.processes, self.span)]
-        return [group for group in dict.fromkeys([*same, *pairs, *ends]) if 1 < len(group) < self.processes]
+        return [group for group in dict.fromkeys([*same, *pairs, *ends]) if len(group) > 1]
 
     def _device(self, context: int) -> int:
         return self.rank * self.contexts + context

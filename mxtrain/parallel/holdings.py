@@ -132,13 +132,12 @@ class Holdings:
 
     def weight(self, parameter: Parameter) -> np.ndarray:
         """A parameter, trained or not, in rank 0. All processes call it."""
-        stage, replica = self._stage_of[id(parameter)], self._one_of(None)
-        context = self._grid.context_of(replica, stage)
-        own = None if context is None else parameter.data(self._contexts[context]).asnumpy()
-        if not self._grid.span > 1:
+        stage = self._stage_of[id(parameter)]
+        own = next((parameter.data(ctx).asnumpy() for ctx in self._contexts_of(stage)), None)
+        if self._grid.span == 1:
             return own
-        return self._told(replica, stage, own if own is None else own.ravel(),
-                          int(np.prod(parameter.shape))).reshape(parameter.shape)
+        vector = own if own is None else own.ravel()
+        return self._told(0, stage, vector, int(np.prod(parameter.shape))).reshape(parameter.shape)
 
     def forget_others(self) -> None:
         """Gives up the parameters of stages in other processes."""

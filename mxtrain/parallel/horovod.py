@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 from collections import Counter
 from contextlib import contextmanager
@@ -31,29 +30,30 @@ class _Group(AmongProcesses):
     def __init__(self, hvd: Any, ranks: Sequence[int], processes: Any):
         self._hvd, self._ranks, self._set = hvd, list(ranks), processes
         self.rank, self.size = self._ranks.index(hvd.rank()), len(self._ranks)
-        self._names = itertools.count()
+        self._names: Counter = Counter()
 
     def _add(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         for number, array in enumerate(arrays):
             # The last layers' gradients are there first, but the first layers' weights are needed first.
             self._hvd.allreduce_(array, op=self._hvd.Sum, name=f"sum.{number}", priority=-number, process_set=self._set)
 
-    def reduce_scatter(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    def reduce_scatter(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
         with _result((array.size // self.size,), array) as (part, c_part):
             check_call(_library().horovod_mxnet_reducescatter_async(
-                ctypes.byref(array.handle), ctypes.byref(c_part), self._name(), 0, self._set.process_set_id, 1,
+                ctypes.byref(array.handle), ctypes.byref(c_part), self._name(tag), 0, self._set.process_set_id, 1,
                 self._hvd.Sum, ctypes.c_double(1), ctypes.c_double(1)))
         return part
 
-    def all_gather(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    def all_gather(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
         with _result((array.size * self.size,), array) as (whole, c_whole):
             check_call(_library().horovod_mxnet_allgather_async(
-                ctypes.byref(array.handle), ctypes.byref(c_whole), self._name(), 0, self._set.process_set_id, 1))
+                ctypes.byref(array.handle), ctypes.byref(c_whole), self._name(tag), 0, self._set.process_set_id, 1))
         return whole
 
-    def _name(self) -> bytes:
+    def _name(self, tag: str) -> bytes:
         """A new one: Horovod refuses an operation when one of the same name is not done yet."""
-        return b"%d" % next(self._names)
+        self._names[tag] += 1
+        return f"{tag}.{self._names[tag]}".encode()
 
     def total(self, values: np.ndarray) -> np.ndarray:
         if self.size == 1 or not values.size:
@@ -84,6 +84,8 @@ class Horovod(_Group):
 
     started: number of processes that the launcher has started.
     """
+
+    sends = True
 
     def __init__(self, started: int):
         try:

@@ -397,7 +397,7 @@ class Layout:
                                       any(map(plan.leaves_out, self._segments)))
         # An imperative block may leave out a parameter, whose gradient of an earlier batch would then count again.
         may_leave_out = not _compiled(stage)
-        if self.exact:
+        if self.exact and own:
             return ExactGradients(own, ctx, self._numbers, may_leave_out)
         return FloatGradients(own, ctx, several_passes, may_leave_out)
 

@@ -59,9 +59,9 @@ class ParameterServer(AmongProcesses):
         if arrays:
             self._sum([f"sum.{self._uses}.{number}" for number in range(len(arrays))], list(arrays))
 
-    def _added(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    def _added(self, array: mx.nd.NDArray, tag: str) -> mx.nd.NDArray:
         # Always by the same array: MXNet does not order two sums of different arrays under one key.
-        kind = (array.shape, np.dtype(array.dtype).name, array.context)
+        kind = (tag, array.shape, np.dtype(array.dtype).name, array.context)
         if kind not in self._buffers:
             self._buffers[kind] = mx.nd.empty(array.shape, array.context, array.dtype)
         buffer = self._buffers[kind]

@@ -100,7 +100,7 @@ class Owners:
                 continue
             own = [flat(weights[column][part.parameter], part) for part in blocks[self.peers.rank]]
             everything = self.peers.all_gather(padded(own, length, ctx, "float32"),
-                                                name=f"share.{self.name}.{number}.{column}")
+                                                tag=f"share.{self.name}.{column}")
             for rank, block in enumerate(blocks):
                 start = rank * length
                 for part in block:
@@ -139,7 +139,8 @@ class Scatter:
                 starts[part] = start
                 start += part.size
             self._starts.append(starts)
-            self.sums.append(ExactSum(start, ctx, numbers) if exact else FloatSum(start, ctx))
+            size = max(1, start)  # MXNet has no empty arrays
+            self.sums.append(ExactSum(size, ctx, numbers) if exact else FloatSum(size, ctx))
         self._waiting: Dict[tuple, Dict[int, Dict[int, mx.nd.NDArray]]] = {}
 
     def begin(self, shards: Sequence[int], rounds: int) -> None:
@@ -192,7 +193,7 @@ class Scatter:
                 total.add(0, mx.nd.concat(*vectors, dim=0))
             if self._exact:
                 total.spoil_blocks(length)
-            own = [self._peers.reduce_scatter(part, name=f"scatter.{self._owners.name}.{turn}.{group}.{column}.{i}")
+            own = [self._peers.reduce_scatter(part, tag=f"scatter.{self._owners.name}.{column}.{i}")
                    for i, part in enumerate(total.parts)]
             used = sum(part.size for part in blocks[self._peers.rank])
             start = min((self._starts[column][part] for part in blocks[self._peers.rank]), default=0)

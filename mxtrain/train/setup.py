@@ -157,7 +157,15 @@ def _optimizer(net: Block, settings: SimpleNamespace, parameters: dict, layout: 
 
 def grid_for(parallel: ParallelConfig, contexts: int, communicator) -> Grid:
     """The devices of all processes, each with so many contexts. Raises UserError where they do not make up a layout."""
-    return grid(parallel.pp, parallel.dp, contexts, communicator.size, communicator.rank)
+    of_all = grid(parallel.pp, parallel.dp, contexts, communicator.size, communicator.rank)
+    if of_all.span > 1 and not communicator.sends:
+        raise UserError(f"--pp {parallel.pp}: a pipeline over several processes, of {contexts} context"
+                        f"{'s' * (contexts > 1)} each, needs Horovod, which sends from one to another: start them by "
+                        "horovodrun")
+    if of_all.span > 1 and parallel.compression != "none":
+        raise UserError(f"--compression {parallel.compression}: is for sums over all processes, and --pp {parallel.pp} "
+                        "spreads a replica over several; leave one out")
+    return of_all
 
 
 def part_for(settings: SimpleNamespace, contexts: int, communicator) -> Callable:

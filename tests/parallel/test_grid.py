@@ -38,7 +38,7 @@ def test_peers_have_the_same_stages(contexts, processes, stages):
 
 def test_groups_of_processes():
     assert grid(2, None, 2, 3).groups() == []  # pipelines within processes need no other group than all
-    assert grid(2, None, 1, 2).groups() == []  # two processes are one pair, which is all
+    assert grid(2, None, 1, 2).groups() == [(0, 1)]
     assert grid(3, None, 1, 3).groups() == [(0, 1), (1, 2), (0, 2)]
     assert grid(2, None, 1, 4).groups() == [(0, 2), (1, 3), (0, 1), (2, 3)]
     assert grid(4, None, 2, 4).groups() == [(0, 2), (1, 3), (0, 1), (2, 3)]

@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Parameter
 
-from mxtrain.optim.clipping import CHUNK
+from mxtrain.optim import clipping
 from mxtrain.parallel.exact import ExactSum, FloatSum
 
 Arrays = List[mx.nd.NDArray]
@@ -45,12 +45,12 @@ def deal(sizes: Dict[int, int], replicas: int, whole: bool = False, like: Dict[i
     loads = [0] * replicas if loads is None else loads
     parts = []
     for number, size in sizes.items():
-        step = max(1, size) if whole else CHUNK
+        step = max(1, size) if whole else clipping.CHUNK
         parts += [Part(number, start, min(start + step, size), None) for start in range(0, size, step)]
     dealt = {}
     for part in sorted(parts, key=lambda part: (part.parameter not in like, -part.size)):
         if part.parameter in like:
-            owner = like[part.parameter][part.start // CHUNK if not whole else 0].owner
+            owner = like[part.parameter][part.start // clipping.CHUNK if not whole else 0].owner
         else:
             owner = loads.index(min(loads))
         loads[owner] += part.size

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import contextmanager
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -108,8 +109,9 @@ class Layout:
         self.sums = self._sums()
         """For each array to be summed, its copies on the contexts that have it; gradients before statistics."""
         self.watched_gradient: Optional[mx.nd.NDArray] = None
-        self.trace: Optional[List[Row]] = None
-        """Where what is run is noted, if it is a list; every instruction is then waited for."""
+        self.traced_update: Optional[int] = None
+        """Of this update is noted in `trace` when each instruction was run; every one is then waited for."""
+        self.trace: List[Row] = []
 
     def forward_backward(self, batch: Sequence, update: int, watched: Optional[int] = None) -> Arrays:
         """Runs the batch (*inputs, label), arrays on the host with the same number of rows.
@@ -130,15 +132,13 @@ class Layout:
         while any(queues):
             for c, queue in enumerate(queues):
                 if queue and self._can_run(c, queue[0], passed):
-                    instruction, began = queue.popleft(), time.time()
-                    report = self._run(c, instruction, feeds[self.grid.place(c)[0]], update, passed)
-                    shard = feeds[self.grid.place(c)[0]].shards[instruction.micro_batch]
+                    instruction, feed = queue.popleft(), feeds[self.grid.place(c)[0]]
+                    report = self._run(c, instruction, feed, update, passed)
+                    shard = feed.shards[instruction.micro_batch]
                     if report is not None:
                         reports[shard] = report
                         if shard == watched:
                             self.watched_gradient = self._runners[c].gradients.latest()
-                    if self.trace is not None:
-                        self._note(c, instruction, began)
         for runner in self._runners:
             runner.end()
         for scatter in self._scatters.values():
@@ -302,14 +302,16 @@ class Layout:
         key = self._seed, update, shard
         if instruction.kind == "forward":
             x = feed.inputs[m] if stage == 0 else [self._take(c, stage - 1, instruction, feed.rows[m], passed)]
-            output = runner.forward(shard, x, label, key)
+            with self._noting(c, instruction, update):
+                output = runner.forward(shard, x, label, key)
             if output is not None:
                 self._pass_on(c, stage + 1, instruction, output, passed)
             return None
         gradient = None
         if self._gets_gradient(stage):
             gradient = self._take(c, stage + 1, instruction, feed.rows[m], passed)
-        gradient, report = runner.backward(shard, gradient, label, key)
+        with self._noting(c, instruction, update):
+            gradient, report = runner.backward(shard, gradient, label, key)
         if stage and self._gets_gradient(stage - 1):
             self._pass_on(c, stage - 1, instruction, gradient, passed)
         return report
@@ -377,7 +379,15 @@ class Layout:
                 self._communicator.send(x[0], self.grid.rank_of(replica, stage + 1))
                 return None
 
-    def _note(self, c: int, instruction, began: float) -> None:
+    @contextmanager
+    def _noting(self, c: int, instruction, update: int):
+        """Notes how long what is begun within takes, if it is to be traced."""
+        if update != self.traced_update:
+            yield
+            return
+        mx.nd.waitall()  # also for what comes from other processes
+        began = time.time()
+        yield
         mx.nd.waitall()
         replica, stage = self.grid.place(c)
         name = f"stage {stage}, {self.contexts[c]}"

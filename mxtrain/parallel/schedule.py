@@ -7,7 +7,7 @@ bits in either of them, whatever the number of stages.
 from __future__ import annotations
 
 from collections import deque
-from typing import List, NamedTuple, Sequence, Union
+from typing import Callable, List, NamedTuple, Sequence, Union
 
 Cost = Union[float, Sequence[float]]
 
@@ -65,8 +65,14 @@ def timeline(schedule: Sequence[Sequence[Instruction]], forward: Cost = 1.0, bac
     forward, backward: what they take; a number, or one for each stage.
     Raises RuntimeError where no stage can go on, each waiting for another one.
     """
-    last = len(schedule) - 1
     costs = {"forward": _per_stage(forward, len(schedule)), "backward": _per_stage(backward, len(schedule))}
+    return timeline_of(schedule, lambda stage, instruction: costs[instruction.kind][stage])
+
+
+def timeline_of(schedule: Sequence[Sequence[Instruction]],
+                cost: Callable[[int, Instruction], float]) -> List[List[Span]]:
+    """The same, where cost(stage, instruction) is what each takes."""
+    last = len(schedule) - 1
     ends = {}  # (stage, instruction) -> time
     spans: List[List[Span]] = [[] for _ in schedule]
     queues = [deque(instructions) for instructions in schedule]
@@ -79,7 +85,7 @@ def timeline(schedule: Sequence[Sequence[Instruction]], forward: Cost = 1.0, bac
                     break
                 instruction = queue.popleft()
                 start = max([0.0, *(ends[need] for need in needs), *(span.end for span in spans[stage][-1:])])
-                ends[stage, instruction] = end = start + costs[instruction.kind][stage]
+                ends[stage, instruction] = end = start + cost(stage, instruction)
                 spans[stage].append(Span(start, end, instruction))
         if len(ends) == done:
             waiting = [f"stage {stage} at {queue[0].kind} {queue[0].micro_batch}"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence
 
-from mxtrain.parallel.schedule import idle_share
+from mxtrain.parallel.schedule import Instruction, idle_share, timeline_of
 
 
 class Row(NamedTuple):
@@ -32,6 +32,21 @@ def write(rows: Sequence[Sequence], folder: Path) -> None:
     lines = by_device([Row(*row) for row in rows])
     (folder / "trace.json").write_text(json.dumps({"traceEvents": events(lines), "displayTimeUnit": "ms"}))
     draw(lines, folder / "trace.png")
+
+
+def side_by_side(rows: Sequence[Sequence], stages: int) -> List[Row]:
+    """The rows as they would be if all devices ran at the same time, each instruction as long as it took and begun when
+    what it needs is there. (Contexts of one process take turns in an update that is traced.)"""
+    rows = [Row(*row) for row in rows]
+    placed = []
+    for replica in sorted({row.device // stages for row in rows}):
+        lines = [sorted((row for row in rows if row.device == replica * stages + stage), key=lambda row: row.begin)
+                 for stage in range(stages)]
+        took = [{Instruction(row.kind, row.micro_batch): row.end - row.begin for row in line} for line in lines]
+        spans = timeline_of([list(of_stage) for of_stage in took], lambda stage, instruction: took[stage][instruction])
+        placed += [row._replace(begin=span.start, end=span.end)
+                   for line, of_stage in zip(lines, spans) for row, span in zip(line, of_stage)]
+    return placed
 
 
 def by_device(rows: Sequence[Row]) -> List[List[Row]]:

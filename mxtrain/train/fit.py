@@ -89,6 +89,8 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
     parts, place = session.configure(config.checked(given), communicator)
 
     def check() -> None:
+        if parts.parallel.trace and not (parts.train.out or place):
+            raise UserError("trace: is written to the run folder, and there is none; give out, too")
         refuse_without_effect(parts.parallel, around, len(contexts))
         _check_threads(parts.devices.threads, contexts)
 

@@ -25,6 +25,7 @@ from typing import Dict, List
 
 from mxtrain.errors import BadSample, Elsewhere, TrainingError, UserError
 from mxtrain.parallel.exact import NotSummable
+from mxtrain.train import tracing
 from mxtrain.train.agreement import Agreement, agree, tell
 from mxtrain.train.evaluate import evaluate
 from mxtrain.train.run import Run
@@ -61,6 +62,8 @@ def train(run: Run) -> None:
             state.update += 1
             state.batch += 1
             _warn_of_waiting(run)
+            if state.update == run.trace_at:
+                tracing.write(run)
             if run.checkpoint_updates and state.update % run.checkpoint_updates == 0:
                 save(run)
         if state.skipped and not state.samples:

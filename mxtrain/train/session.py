@@ -103,6 +103,7 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
     from mxtrain.callbacks.base import Callbacks  # from here on mxnet is needed
     from mxtrain.train.loop import save, train
     from mxtrain.train.relay import Relay
+    from mxtrain.train import tracing
     from mxtrain.train.setup import start_alike
 
     communicator, writes = run.communicator, run.communicator.rank == 0
@@ -136,6 +137,8 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
         stack.callback(run.callbacks.close)
         if signals:
             stack.enter_context(run.signals)
+        if settings.parallel.trace:
+            tracing.plan(run, path)
         began = time.monotonic()
         if not place:
             start_alike(run)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mxtrain.parallel.schedule import one_forward_one_backward, timeline
-from mxtrain.parallel.trace import Row, by_device, write
+from mxtrain.parallel.trace import side_by_side, Row, by_device, write
 
 START = 1000.0
 
@@ -50,3 +50,19 @@ def test_picture(tmp_path, stages, micro_batches):
     if micro_batches < 100:
         # Backward takes twice as long; numbers, white edges and the legend, of one size each, change that a little.
         assert 1.6 < parts[1] / parts[0] < 2.6
+
+
+def test_devices_that_took_turns_are_drawn_side_by_side():
+    """Two replicas of two stages in one process: every instruction took as long as its micro-batch's number + 1."""
+    rows, clock = [], 5.0
+    for replica in (0, 1):
+        for stage, kind, m in [(0, "forward", 0), (0, "forward", 1), (1, "forward", 0), (1, "backward", 0),
+                               (0, "backward", 0), (1, "forward", 1), (1, "backward", 1), (0, "backward", 1)]:
+            rows.append(Row(2 * replica + stage, "", kind, m, clock, clock + m + 1))
+            clock += m + 1
+    first = {(row.device, row.kind, row.micro_batch): (row.begin, row.end) for row in side_by_side(rows, 2)}
+    assert [first[0, "forward", 0], first[0, "forward", 1], first[0, "backward", 0]] == [(0, 1), (1, 3), (3, 4)]
+    assert [first[1, "forward", 0], first[1, "backward", 0], first[1, "forward", 1]] == [(1, 2), (2, 3), (3, 5)]
+    assert first[1, "backward", 1] == (5, 7) and first[0, "backward", 1] == (7, 9)
+    for (device, *what), times in first.items():
+        assert times == first[(device % 2, *what)]

@@ -78,14 +78,15 @@ class Grid(NamedTuple):
 def grid(stages: int, replicas: Optional[int], contexts: int, processes: int = 1, rank: int = 0) -> Grid:
     """Raises UserError for numbers that do not make up the devices. replicas: as asked for by --dp, None for any."""
     devices = contexts * processes
-    there = f"{contexts} context{'s' * (contexts > 1)}"
+    there, are = f"{contexts} context{'s' * (contexts > 1)}", "is" if devices == 1 else "are"
     if processes > 1:
         there = f"{processes} processes with {there} each, {devices} in all"
     if devices % stages:
-        raise UserError(f"--pp {stages}: there are {there}, which are no multiple of {stages} stages")
+        more = f"; --cpus {stages} or --gpus give more" if devices == 1 else ""
+        raise UserError(f"--pp {stages}: there {are} {there}, which {are} no multiple of {stages} stages{more}")
     if replicas is not None and replicas * stages != devices:
         raise UserError(f"--dp {replicas}: {replicas} replicas of {stages} stage{'s' * (stages > 1)} need "
-                        f"{replicas * stages} contexts; there are {there}")
+                        f"{replicas * stages} contexts; there {are} {there}")
     if contexts % stages and stages % contexts:
         raise UserError(f"--pp {stages}: the stages of a replica are on contexts of one process, or on all contexts of "
                         f"several; there are {there}, so the number of stages and {contexts} must divide one another")

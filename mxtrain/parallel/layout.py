@@ -30,6 +30,7 @@ from mxtrain.parallel.shards import assigned, bounds_in, send
 from mxtrain.parallel.stage import Backward, StageRunner
 from mxtrain.parallel.statistics import ShardStatistics, moving_layers, unreached_by_backward
 from mxtrain.parallel.trace import Row
+from mxtrain.parallel.words import in_words
 from mxtrain.parallel.zero import Scatter, ScatteredGradients, flat
 
 Arrays = List[mx.nd.NDArray]
@@ -83,6 +84,8 @@ class Layout:
         if len(program.segments) > 1:
             plan.check(net, program.segments, *sample)
         self._boundaries = _boundaries(program.segments, stages, sample)
+        self.words = in_words(grid, contexts, stages, len(segments), shards, schedule, zero)
+        """Of stages, and what is shared out; None where there is nothing of it."""
         trained = _each_once([[_trainable(group) for group in stage.groups] for stage in program.stages])
         layers = _each_once([[[] if own_statistics else _moving(group) for group in stage.groups]
                              for stage in program.stages])

@@ -175,7 +175,7 @@ def grid_for(parallel: ParallelConfig, contexts: int, communicator) -> Grid:
     if of_all.span > 1 and not communicator.sends:
         raise UserError(f"--pp {parallel.pp}: a pipeline over several processes, of {contexts} context"
                         f"{'s' * (contexts > 1)} each, needs Horovod, which sends from one to another: start them by "
-                        "horovodrun")
+                        "horovodrun, or by launch.py --transport horovod")
     if of_all.span > 1 and parallel.compression != "none":
         raise UserError(f"--compression {parallel.compression}: is for sums over all processes, and --pp {parallel.pp} "
                         "spreads a replica over several; leave one out")

@@ -25,6 +25,17 @@ class Backward(NamedTuple):
     """Whether a gradient is taken for the stage's input, too."""
 
 
+def backward_by(trained: List[List[List[Parameter]]], input_gradient: bool) -> List[Backward]:
+    """What of each stage takes part in backward. trained: of stages, by groups. input_gradient: whether some running
+    statistics need one for the network's input."""
+    starts = [sum(map(len, trained[:stage])) for stage in range(len(trained))]
+    groups = [group for stage in trained for group in stage]
+    first = 0 if input_gradient else next((i for i, own in enumerate(groups) if own), 0)
+    return [Backward(max(0, first - start) if first < start + len(own) else None,
+                     input_gradient if start == 0 else first < start)
+            for start, own in zip(starts, trained)]
+
+
 class StageRunner:
     """Runs shards through a stage. Between forward and backward of a shard may be those of others.
 

@@ -1,11 +1,11 @@
-"""Processes that add by Horovod's allreduce."""
+"""Processes that add by Horovod's allreduce, all or some of them, and send each other arrays by its broadcast."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from collections import Counter
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -187,9 +187,9 @@ class Horovod(_Group):
         self._hvd.shutdown()
 
 
-def _order(first: mx.nd.NDArray, then: mx.nd.NDArray, handle: ctypes.c_void_p = ctypes.c_void_p()) -> None:
-    """Has MXNet's engine begin nothing with the second array before it is done with writing the first; when it is, a
-    handle is freed."""
+def _order(first: mx.nd.NDArray, then: mx.nd.NDArray, handle: Optional[ctypes.c_void_p] = None) -> None:
+    """Has MXNet's engine begin nothing with the second array before it has done what writes the first; then it frees a
+    handle, if there is one."""
     cpu = (ctypes.c_int * 2)(1, 0)
     check_call(_LIB.MXEnginePushSyncND(
         _NOTHING, handle, _LIB.MXNDArrayFree if handle else None, ctypes.byref(cpu), ctypes.byref(first.handle), 1,

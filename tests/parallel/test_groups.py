@@ -39,9 +39,9 @@ def test_fewer_than_all_need_horovod():
     """In one line, and one of several processes alone is like a single one."""
     communicator = Threaded(among(3, lambda threaded: threaded)[1])
     communicator.use([mx.cpu(0), mx.cpu(1)])
-    communicator.meet([(0, 1, 2), (1,)])
+    communicator.meet([(1,)])
     with pytest.raises(UserError, match="a pipeline over several processes needs Horovod") as error:
-        communicator.meet([(0, 1, 2), (0, 1)])
+        communicator.meet([(1,), (0, 1)])
     assert "\n" not in str(error.value)
     assert communicator.among((0, 1, 2)) is communicator
     own = communicator.among((1,))

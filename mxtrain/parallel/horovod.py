@@ -134,8 +134,9 @@ class Horovod(_Group):
         self._groups.clear()
 
     def meet(self, groups: Sequence[Tuple[int, ...]]) -> None:
-        new = set(groups) - set(self._sets)
-        if not new and not (groups and self._slow):
+        several = {ranks for ranks in groups if len(ranks) > 1}
+        new = several - set(self._sets)
+        if not new and not (several and self._slow):
             return
         if self._hvd.mpi_enabled():
             raise UserError("--kvstore horovod: these processes have met by MPI, where they cannot meet again in "

@@ -132,7 +132,7 @@ def check_groups(groups):
                 group.all_gather(mx.nd.ones((100,)))
                 group.reduce_scatter(mx.nd.ones((100 * len(ranks),)))
 
-everyone.meet(pairs[:1])
+everyone.meet([(0,), *pairs[:1]])
 check_layouts()
 check_types()
 everyone.meet(pairs)  # of which one is known

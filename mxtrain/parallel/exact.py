@@ -161,5 +161,8 @@ class FloatSum:
     def add(self, start: int, vector: mx.nd.NDArray) -> None:
         self.total[start : start + vector.size] += vector
 
+    def add_parts(self, start: int, vector: mx.nd.NDArray) -> None:
+        self.add(start, vector)
+
     def finish(self) -> mx.nd.NDArray:
         return self.total

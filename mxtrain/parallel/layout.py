@@ -92,8 +92,7 @@ class Layout:
         self._holdings = Holdings(trained, [list(stage.inference.collect_params().values()) for stage in program.stages],
                                   grid, contexts, communicator, self._peers, zero > 0, whole_parameters, ties)
         self.parameters: List[Parameter] = self._holdings.parameters
-        self._scatters = {stage: Scatter(owners, exact, self._numbers)
-                          for stage, owners in self._holdings.owners.items()} if zero == 2 else {}
+        self._scatter = Scatter(self._holdings.owners, exact, self._numbers) if zero == 2 else None
         self._runners: List[StageRunner] = []
         for c, ctx in enumerate(contexts):
             stage = grid.place(c)[1]
@@ -119,8 +118,8 @@ class Layout:
         is kept as a vector in `watched_gradient`.
         """
         feeds = self._feeds(batch)
-        for scatter in self._scatters.values():
-            scatter.begin([len(feeds[replica].shards) for replica in self.grid.here], -(-self.shards // self.replicas))
+        if self._scatter:
+            self._scatter.begin([len(feeds[r].shards) for r in self.grid.here], -(-self.shards // self.replicas))
         queues, reports = [], {}
         self._passing.clear()
         for c, runner in enumerate(self._runners):
@@ -140,8 +139,8 @@ class Layout:
                             self.watched_gradient = self._runners[c].gradients.latest()
         for runner in self._runners:
             runner.end()
-        for scatter in self._scatters.values():
-            scatter.end()
+        if self._scatter:
+            self._scatter.end()
         return [reports[shard] for shard in sorted(reports)]
 
     def add_up(self) -> None:
@@ -363,8 +362,8 @@ class Layout:
         replica, number = self.grid.place(c)
         groups, ctx = self._holdings.numbered[number], self.contexts[c]
         own = [parameter for group in groups for parameter in group.values()]
-        if self._scatters:
-            return ScatteredGradients(groups, ctx, self._scatters[number], replica - self.grid.here.start,
+        if self._scatter:
+            return ScatteredGradients(groups, ctx, self._scatter, number, replica - self.grid.here.start,
                                       any(map(plan.leaves_out, self._segments)))
         # An imperative block may leave out a parameter, whose gradient of an earlier batch would then count again.
         may_leave_out = not is_compiled(stage)
@@ -377,9 +376,9 @@ class Layout:
         weights = {number: self.parameters[number].data(self.contexts[c]) for group in self._holdings.numbered[stage]
                    for number in group}
         parts = self._holdings.parts_on(c)
-        if self._scatters:
+        if self._scatter:
             here = replica - self.grid.here.start
-            total, places = self._scatters[stage].sums[here].total, self._scatters[stage].parts(here)
+            total, places = self._scatter.sums[stage, here].total, self._scatter.parts(stage, here)
             return [Held(part, flat(weights[part.parameter], part), total[places[part]]) for part in parts]
         gradients = dict(zip(weights, self._runners[c].gradients.arrays))
         if self._holdings.owners:

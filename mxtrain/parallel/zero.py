@@ -209,9 +209,8 @@ class Scatter:
                 total.spoil_blocks(length)
             own = [owners.peers.reduce_scatter(part, tag=f"{stage}.{column}.{i}") for i, part in enumerate(total.parts)]
             mine = blocks[owners.peers.rank]
-            if mine:
-                used, start = sum(part.size for part in mine), self._starts[stage, column][mine[0]]
-                self.sums[stage, column].add_parts(start, *(vector[:used] for vector in own))
+            start = self._starts[stage, column][mine[0]] if mine else 0
+            self.sums[stage, column].add_parts(start, sum(part.size for part in mine), *own)
 
 
 class ScatteredGradients:

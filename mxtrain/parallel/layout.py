@@ -236,7 +236,8 @@ class Layout:
             if statistics:
                 statistics.after_pass(i)
             if i > self._first_group:
-                gradient, x = x[0].grad, kept[i - 1]
+                gradient, x, output = x[0].grad, kept.pop(), None
+                gradient.wait_to_read()  # MXNet makes arrays when it is asked to: those of the next group beside these
         replica.gradients.after_shard()
         return report
 

@@ -21,6 +21,7 @@ T = TypeVar("T")
 @contextmanager
 def counting() -> Iterator[None]:
     """Within it `live` and `peak` can be used. Not for a process whose profiler is in use already."""
+    gc.collect()  # what is given up later must have been counted
     mx.nd.waitall()
     mx.profiler.set_config(profile_memory=True, profile_imperative=False, profile_symbolic=False, profile_api=False,
                            aggregate_stats=True, filename=os.devnull)

@@ -88,3 +88,46 @@ def test_the_predicted_peak_is_that_of_a_step(make, recompute):
     # activations. What comes out less than predicted: gradients that MXNet writes over others, arrays of the groups
     # behind that it has not made yet.
     assert 0.93 * case.step_takes(recompute) <= predicted <= 1.13 * case.step_takes(recompute)
+
+
+@pytest.mark.parametrize("make", (resnet, gpt))
+def test_a_step_stays_within_the_budget_in_as_few_groups_as_can_be(make, monkeypatch):
+    case = Case(make)
+    costs = measure(*case.what_to_measure())
+    whole = costs.workspace + activations(costs.segments, [0])
+    counts = []
+    for share in (1.01, 0.8, 0.6):
+        starts = starts_within(f"{share * whole / 1e6:.6f}MB", *case.what_to_measure())
+        counts.append(len(starts))
+        monkeypatch.setattr(program, "group_starts", lambda *_: starts)
+        taken = costs.workspace + case.step_takes("blocks") - case.input_bytes
+        assert taken <= 1.1 * share * whole  # what --plan promises of a prediction
+    assert counts[0] == 1 < counts[1] <= counts[2]
+
+
+def test_a_budget_that_is_too_small_is_refused_with_the_least_that_is_enough():
+    case = Case(gpt)
+    with pytest.raises(UserError, match=r"^--recompute 1kB: .* of 16 rows take [0-9.]+ MB at the least") as refused:
+        starts_within("1kB", *case.what_to_measure())
+    least = float(str(refused.value).split(" take ")[1].split(" MB")[0])
+    assert len(starts_within(f"{1.005 * least}MB", *case.what_to_measure())) > 1  # it was told with three digits
+
+
+def test_measuring_changes_no_weights_and_no_running_statistics():
+    case = Case(resnet)
+    before = {name: p.data().asnumpy() for name, p in case.net.collect_params().items()}
+    measure(*case.what_to_measure())
+    for name, parameter in case.net.collect_params().items():
+        np.testing.assert_array_equal(parameter.data().asnumpy(), before[name])
+
+
+def test_of_equal_segments_two_are_run_on_few_rows(monkeypatch):
+    monkeypatch.setattr("mxtrain.parallel.measure._ENOUGH", 2_000_000)
+    net = GPT(256, GPTConfig(layers=6, heads=2, width=32, context=64))
+    ids = mx.nd.zeros((2, 64), dtype="int32")
+    costs = measure(plan.segments(net), heads_for(TokenLoss(), None)[0], [ids], ids, 1000)
+    run = [any(p._data is not None for p in block.collect_params().values()) for block in net.plan()]
+    assert run == [True, True, True, False, False, False, False, True]
+    assert len(costs.segments) == 8 and costs.segments[2] == costs.segments[6]
+    # A block keeps at least the two hidden layers of its mlp and its weights of attention, for each row.
+    assert costs.segments[1].kept > 1000 * 4 * (2 * 64 * 4 * 32 + 2 * 64 * 64)

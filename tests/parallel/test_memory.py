@@ -70,8 +70,10 @@ def test_a_larger_budget_needs_fewer_groups():
 
 def test_groups_are_even():
     costs = Costs([layer(kept=k) for k in (8, 1, 1, 8, 1, 1, 8, 1)], workspace=0)
-    # With three groups, each has one of the large layers.
-    starts, _ = fewest_groups(costs, 15)
+    # With three groups, each has one of the large layers: 10 kept at most, the gradients of the output, of the input and
+    # of what is in between (2); the last one has its input and that of the group before, too.
+    starts, needed = fewest_groups(costs, 16)
+    assert needed <= 16 < fewest_groups(costs, 17 + 8)[1]
     assert len(starts) == 3 and 0 < starts[1] <= 3 < starts[2] <= 6
 
 

@@ -1,16 +1,16 @@
 """A GPT: a pre-norm decoder of GPT-2's shape (Radford et al. 2019).
 
 ids: (batch, time) whole numbers from 0 to vocabulary - 1 -> scores: (batch, time, vocabulary), for the token that
-follows each. time: 1 to context. The embedding of tokens and the output are two parameters.
+follows each. time: 1 to context. The embedding of tokens and the output are two parameters, which `tied` keeps equal.
 """
 
 from __future__ import annotations
 
 import math
-from typing import List
+from typing import List, Tuple
 
 import mxnet as mx
-from mxnet.gluon import Block, HybridBlock, nn
+from mxnet.gluon import Block, HybridBlock, Parameter, nn
 
 from mxtrain.models.gpt_settings import GPTConfig
 
@@ -101,6 +101,7 @@ class GPT(HybridBlock):
 
     def __init__(self, vocabulary: int, config: GPTConfig):
         super().__init__(prefix="gpt_")
+        self._tied = config.tied
         with self.name_scope():
             self.embeddings = Embeddings(vocabulary, config)
             self.blocks = nn.HybridSequential(prefix="")
@@ -109,6 +110,9 @@ class GPT(HybridBlock):
 
     def plan(self) -> List[Block]:
         return [self.embeddings, *self.blocks, self.output]
+
+    def tied(self) -> List[Tuple[Parameter, Parameter]]:
+        return [(self.embeddings.token, self.output.scores.weight)] if self._tied else []
 
     def hybrid_forward(self, F, ids):
         return self.output(self.blocks(self.embeddings(ids)))

@@ -48,6 +48,10 @@ class Run:
     state: State = field(default_factory=State)
     saved_at: float = field(default_factory=time.monotonic)
     reported_at: float = 0.0
+    trace_at: Optional[int] = None
+    """After so many updates the trace of the latest one is written: see train.tracing."""
+    trace_to: Optional[Any] = None
+    """The run folder, in rank 0."""
     asked: Set[str] = field(default_factory=set)
     """What this process has asked all for, and not been answered yet: see train.agreement."""
     advice: Optional[str] = None

@@ -103,6 +103,7 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
     from mxtrain.callbacks.base import Callbacks  # from here on mxnet is needed
     from mxtrain.train.loop import save, train
     from mxtrain.train.relay import Relay
+    from mxtrain.train import tracing
     from mxtrain.train.setup import start_alike
 
     communicator, writes = run.communicator, run.communicator.rank == 0
@@ -136,9 +137,13 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
         stack.callback(run.callbacks.close)
         if signals:
             stack.enter_context(run.signals)
+        if settings.parallel.trace:
+            tracing.plan(run, path)
         began = time.monotonic()
         if not place:
             start_alike(run)
+        run.layout.forget_others()
+        if not place:
             save(run)  # so that a run can be resumed from its very start, and a full disk shows now
         train(run)
         _log.info("%s (%.1f s)", run.state.finished, time.monotonic() - began)
@@ -150,7 +155,7 @@ def _to_keep(settings: SimpleNamespace) -> Dict[str, Any]:
     moved, nor how the processes met, of which the next start may have others."""
     values = config.flatten(settings)
     kvstore = values["kvstore"] if values["kvstore"] in IN_PROCESS else None
-    return {**values, "out": None, "kvstore": kvstore, "staleness": None}
+    return {**values, "out": None, "kvstore": kvstore, "staleness": None, "dp": None}
 
 
 def _resume(run, settings, place: Place) -> List[str]:

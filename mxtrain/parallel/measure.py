@@ -61,15 +61,20 @@ def measure(segments: Sequence[Block], head: Block, inputs: Sequence[mx.nd.NDArr
 
 
 def starts_within(budget: str, segments: Sequence[Block], head: Block, inputs: Sequence[mx.nd.NDArray],
-                  label: mx.nd.NDArray, rows: int) -> List[int]:
-    """First segments of the fewest groups to recompute such that the activations of a shard fit into --recompute BYTES.
+                  label: mx.nd.NDArray, rows: int, stages: Sequence[int] = (0,)) -> List[int]:
+    """First segments of the fewest groups such that the activations of a shard fit into --recompute BYTES on each device.
 
-    The other arguments are those of `measure`. Raises UserError when no groups do.
+    stages: first segment of each stage. The other arguments are those of `measure`. Raises UserError when no groups do.
     """
-    starts, needed = fewest_groups(measure(segments, head, inputs, label, rows), parse_bytes(budget))
-    if needed > parse_bytes(budget):
-        raise UserError(f"--recompute {budget}: the activations of a shard of {rows} rows take {format_bytes(needed)} at "
-                        "the least; give that much, or smaller shards (--micro-batch)")
+    costs, starts = measure(segments, head, inputs, label, rows), []
+    for a, b in zip(stages, [*stages[1:], len(segments)]):
+        own, needed = fewest_groups(costs.segments[a:b], parse_bytes(budget) - costs.workspace, first=a == 0)
+        if needed + costs.workspace > parse_bytes(budget):
+            stage = f" in stage {list(stages).index(a)}" if len(stages) > 1 else ""
+            raise UserError(f"--recompute {budget}: the activations of a shard of {rows} rows take "
+                            f"{format_bytes(needed + costs.workspace)} at the least{stage}; give that much, or smaller "
+                            "shards (--micro-batch)")
+        starts += [a + start for start in own]
     return starts
 
 

@@ -100,14 +100,14 @@ def activations(segments: Sequence[Cost], starts: Sequence[int], in_flight: int 
     return (in_flight - 1) * waiting + now
 
 
-def fewest_groups(costs: Costs, budget: float) -> Tuple[List[int], float]:
+def fewest_groups(segments: Sequence[Cost], budget: float, first: bool = True) -> Tuple[List[int], float]:
     """Starts of the fewest groups with which a shard's activations fit into a budget in bytes, and what they take.
 
-    Where no number of groups is enough, those that take least.
+    Where no number of groups is enough, those that take least. first: see activations.
     """
     best = None
-    for starts in _even_groups(costs.segments):
-        needed = costs.workspace + activations(costs.segments, starts)
+    for starts in _even_groups(segments, first):
+        needed = activations(segments, starts, first=first)
         if best is None or needed < best[1]:
             best = starts, needed
         if needed <= budget:
@@ -115,10 +115,10 @@ def fewest_groups(costs: Costs, budget: float) -> Tuple[List[int], float]:
     return best
 
 
-def _even_groups(segments: Sequence[Cost]) -> Iterator[List[int]]:
+def _even_groups(segments: Sequence[Cost], first: bool) -> Iterator[List[int]]:
     """Starts of 1, 2, 3 ... groups whose largest peak is as small as can be."""
     count = len(segments)
-    peaks = {(a, b): (segments[a].input if a else 0) + group_peak(segments[a:b], first=a == 0)
+    peaks = {(a, b): (0 if first and a == 0 else segments[a].input) + group_peak(segments[a:b], first and a == 0)
              for a in range(count) for b in range(a + 1, count + 1)}
     # best[b]: (largest peak, starts) of so many groups of the first b segments
     best = {b: (peaks[0, b], [0]) for b in range(1, count + 1)}

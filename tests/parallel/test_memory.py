@@ -1,6 +1,6 @@
 import pytest
 
-from mxtrain.parallel.memory import Cost, Costs, activations, fewest_groups, group_peak, recorded
+from mxtrain.parallel.memory import Cost, activations, fewest_groups, group_peak, recorded
 
 
 def layer(input=1, output=1, kept=None, passing=0, frees=0, inner=0, draws=False):
@@ -59,34 +59,37 @@ def test_micro_batches_that_wait_keep_all_or_only_the_inputs_of_groups():
 
 
 def test_a_larger_budget_needs_fewer_groups():
-    costs = Costs([layer(kept=k) for k in (8, 1, 1, 8, 1, 1, 8, 1)], workspace=5)
-    found = [fewest_groups(costs, budget) for budget in range(16, 40)]
-    assert all(needed <= budget for budget, (_, needed) in zip(range(16, 40), found) if budget >= found[0][1])
+    chain = [layer(kept=k) for k in (8, 1, 1, 8, 1, 1, 8, 1)]
+    found = [fewest_groups(chain, budget) for budget in range(12, 40)]
+    assert all(needed <= budget for budget, (_, needed) in zip(range(12, 40), found) if budget >= found[0][1])
     counts = [len(starts) for starts, _ in found]
     assert counts == sorted(counts, reverse=True) and counts[0] > 2 and counts[-1] == 1
-    starts, needed = found[-1]
-    assert needed == 5 + group_peak(costs.segments, first=True)
+    assert found[-1] == ([0], group_peak(chain, first=True))
 
 
 def test_groups_are_even():
-    costs = Costs([layer(kept=k) for k in (8, 1, 1, 8, 1, 1, 8, 1)], workspace=0)
+    chain = [layer(kept=k) for k in (8, 1, 1, 8, 1, 1, 8, 1)]
     # With three groups, each has one of the large layers: 10 kept at most, the gradients of the output, of the input and
     # of what is in between (2); the last one has its input and that of the group before, too.
-    starts, needed = fewest_groups(costs, 16)
-    assert needed <= 16 < fewest_groups(costs, 17 + 8)[1]
+    starts, needed = fewest_groups(chain, 16)
+    assert needed <= 16
     assert len(starts) == 3 and 0 < starts[1] <= 3 < starts[2] <= 6
 
 
 def test_the_least_is_told_where_no_number_of_groups_is_enough():
-    costs = Costs([layer(kept=9), layer(kept=9)], workspace=2)
-    starts, needed = fewest_groups(costs, 1)
-    # The second group is the larger one: the workspace, its input, what it keeps, and two gradients.
-    assert starts == [0, 1] and needed == 2 + 1 + 9 + 2
-    assert fewest_groups(costs, needed)[0] == starts
-    assert fewest_groups(costs, needed - 1) == (starts, needed)
+    chain = [layer(kept=9), layer(kept=9)]
+    starts, needed = fewest_groups(chain, 1)
+    # The second group is the larger one: its input, what it keeps, and two gradients.
+    assert starts == [0, 1] and needed == 1 + 9 + 2
+    assert fewest_groups(chain, needed) == fewest_groups(chain, needed - 1) == (starts, needed)
+
+
+def test_a_later_stage_has_an_input_that_takes_memory():
+    chain = [layer(kept=9), layer(kept=9)]
+    assert fewest_groups(chain, 1, first=False) == ([0, 1], 1 + 1 + 9 + 2)
 
 
 @pytest.mark.parametrize("count", (1, 2, 40))
 def test_any_number_of_segments(count):
-    starts, _ = fewest_groups(Costs([layer()] * count, 0), 0)
+    starts, _ = fewest_groups([layer()] * count, 0)
     assert starts[0] == 0 and starts == sorted(set(starts)) and starts[-1] < count

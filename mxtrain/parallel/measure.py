@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 from contextlib import contextmanager
 from functools import partial
 from typing import Dict, Iterator, List, Sequence, Set, Tuple
@@ -52,12 +53,13 @@ def measure(segments: Sequence[Block], head: Block, inputs: Sequence[mx.nd.NDArr
         size = int(np.clip(_ENOUGH / max(1, found[1][0][:, 2].sum()), 1, rows))
         for some in [size] if size == rows else [-(-size // 2), size]:
             _add(found, some, blocks, chunks, row, begun)
-        backward = {some: np.array(_backward(blocks, links, static, *_batch(row, some)), float) for some in found}
+        backward = {some: np.array(_backward(blocks, links, static, *_batch(row, some))) for some in found}
     numbers = np.column_stack([_at({some: table for some, (table, _) in found.items()}, size, rows),
                                _at(backward, size, rows)])
     # In proportion even where it looks constant, as it does while the weights are larger than the activations.
     workspace = found[size][1] * rows / size
-    return Costs([Cost(*numbers[place], draw) for place, draw in zip(places, draws)], workspace)
+    return Costs([Cost(*numbers[place, :-1], draw) for place, draw in zip(places, draws)], workspace,
+                 [max(0.0, numbers[place, -1]) for place in places], [links[place] for place in places])
 
 
 def starts_within(budget: str, segments: Sequence[Block], head: Block, inputs: Sequence[mx.nd.NDArray],
@@ -170,18 +172,19 @@ def _forward(blocks: Sequence[Block], x: Arrays, label: mx.nd.NDArray) -> List[T
 
 
 def _backward(blocks: Sequence[Block], links: Sequence[Block], static: bool, x: Arrays,
-              label: mx.nd.NDArray) -> List[int]:
-    """What the backward of every link takes besides the gradients of its output and input."""
+              label: mx.nd.NDArray) -> List[Tuple[int, float]]:
+    """For every link: what its backward takes besides the gradients of its output and input, and seconds of both passes."""
     inputs, found, gradient = _inputs(blocks, x), [], None
     for place in reversed(range(len(blocks))):
         block = blocks[place]
         if static:
             block = compile_chain([links[place]], block._head, static=True)
+        began = time.perf_counter()
         output = _output(block, inputs[place], place, label)
         held = taken = live(label.context)
         if place or _trainable(block):
             taken = peak(label.context, partial(output.backward, gradient))[1]
-        found.append(taken - held)
+        found.append((taken - held, time.perf_counter() - began))
         gradient = inputs[place][0].grad
     return found[::-1]
 

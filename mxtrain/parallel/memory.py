@@ -8,7 +8,8 @@ there all the time, and the rest for one group after the other.
 
 from __future__ import annotations
 
-from typing import Iterator, List, NamedTuple, Sequence, Tuple
+from itertools import accumulate
+from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple
 
 
 class Cost(NamedTuple):
@@ -34,6 +35,10 @@ class Costs(NamedTuple):
     segments: List[Cost]
     workspace: float
     """Bytes that operators share for a moment each, but which MXNet never gives up."""
+    seconds: List[float] = []
+    """Of forward and backward of each segment."""
+    like: List[Any] = []
+    """For each segment the block that was run: itself, or one equal to it."""
 
 
 def recorded(segments: Sequence[Cost]) -> float:
@@ -92,12 +97,16 @@ def activations(segments: Sequence[Cost], starts: Sequence[int], in_flight: int 
     is not, the one at work included. recompute: keep only the inputs of groups until their backward. first: these are
     the network's first segments.
     """
-    groups = [segments[a:b] for a, b in zip(starts, [*starts[1:], len(segments)])] if recompute else [segments]
-    inputs = [0 if first and i == 0 else group[0].input for i, group in enumerate(groups)]
-    waiting = sum(inputs) + (0 if recompute else recorded(segments))
-    # The last group's backward comes first, and then its input is not needed any more.
-    now = max(sum(inputs[:i + 1]) + group_peak(group, first and i == 0) for i, group in enumerate(groups))
-    return (in_flight - 1) * waiting + now
+    groups = [segments[a:b] for a, b in zip(starts, [*starts[1:], len(segments)])]
+    if recompute:
+        kept = [0 if first and i == 0 else group[0].input for i, group in enumerate(groups)]
+        before = list(accumulate(kept))  # a group's own input included
+    else:
+        kept = [0 if first else segments[0].input, *map(recorded, groups)]
+        before = list(accumulate(kept))[:-1]
+    # The last group's backward comes first, and then what was kept for it is not needed any more.
+    now = max(b + group_peak(group, first and i == 0) for i, (b, group) in enumerate(zip(before, groups)))
+    return (in_flight - 1) * sum(kept) + now
 
 
 def fewest_groups(segments: Sequence[Cost], budget: float, first: bool = True) -> Tuple[List[int], float]:

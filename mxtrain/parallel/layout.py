@@ -58,6 +58,7 @@ class Layout:
     preprocess: block applied to the inputs on each device, before the network.
     sample: inputs of a row or two, preprocessed; to check the network's plan with.
     whole_parameters: with zero, update each parameter in one place (for optimizers that need norms of them).
+    groups: index of the first segment of each group to recompute, where `recompute` is an amount of memory.
 
     After `forward_backward`, `add_up` and `finish`, `held` has the gradients: sums over the samples of the whole batch.
     When weights have been updated by them, `share` brings them to all who need them.
@@ -66,7 +67,8 @@ class Layout:
     def __init__(self, net: Block, head: Block, evaluation_head: Block, contexts: Sequence[mx.Context], shards: int,
                  exact: bool = False, recompute: str = "none", seed: int = 0, preprocess: Optional[Block] = None,
                  sample: Sequence[mx.nd.NDArray] = (), communicator: Communicator = ALONE,
-                 stages: Sequence[int] = (0,), schedule: str = "1f1b", zero: int = 0, whole_parameters: bool = False):
+                 stages: Sequence[int] = (0,), schedule: str = "1f1b", zero: int = 0, whole_parameters: bool = False,
+                 groups: Optional[Sequence[int]] = None):
         self.contexts, self.shards, self.exact, self._seed = list(contexts), shards, exact, seed
         self.grid = grid = Grid(len(contexts), communicator.size, communicator.rank, len(stages))
         self._preprocess, self._schedule = preprocess, SCHEDULES[schedule if len(stages) > 1 else "1f1b"]
@@ -74,7 +76,8 @@ class Layout:
         self._peers = communicator if grid.span == 1 else communicator.among(grid.peers)
         self._assigned = {replica: assigned(replica, grid.replicas, shards) for replica in grid.here}
         self._segments = segments = plan.segments(net)
-        groups = block_starts(net) if recompute == "none" and zero == 2 else group_starts(net, segments, recompute)
+        if groups is None:
+            groups = block_starts(net) if recompute == "none" and zero == 2 else group_starts(net, segments, recompute)
         one_pass = recompute == "none" and len({*stages, *groups}) == 1
         # With a single shard MXNet's own running statistics are right as they are, where it is run.
         own_statistics = not exact and shards == grid.replicas == 1 and one_pass
@@ -100,7 +103,8 @@ class Layout:
                 program.stages[stage], ctx,
                 self._gradients(c, program.stages[stage], shards > grid.replicas or not one_pass),
                 ShardStatistics(layers[stage], ctx, exact, shards) if any(layers[stage]) and not own_statistics else None,
-                self._backward[stage], self._holdings.untrained(stage) if grid.stages > 1 else []))
+                self._backward[stage], self._holdings.untrained(stage) if grid.stages > 1 else [],
+                len(contexts) == 1))
         self.held: List[List[Held]] = [self._held(c) for c in range(len(contexts))]
         """For each context what it updates: the gradients are there after `finish`."""
         self.sums = self._sums()

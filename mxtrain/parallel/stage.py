@@ -40,15 +40,17 @@ class StageRunner:
     """Runs shards through a stage. Between forward and backward of a shard may be those of others.
 
     gradients: of parallel.gradients. statistics: None where the stage has none to collect. untrained: parameters of the
-    stage that get no gradient.
+    stage that get no gradient. alone: whether this process has no other context.
     """
 
     def __init__(self, stage: Stage, ctx: mx.Context, gradients, statistics: Optional[ShardStatistics],
-                 backward: Backward, untrained: Sequence[Parameter] = ()):
+                 backward: Backward, untrained: Sequence[Parameter] = (), alone: bool = True):
         self.ctx, self.gradients, self.statistics = ctx, gradients, statistics
         self._groups, self._inference, self._backward = stage.groups, stage.inference, backward
         self._untrained = list(untrained)
         self._kept: Dict[int, List[tuple]] = {}
+        # Who waits for a group's backward saves memory. GPUs of one process would wait for each other.
+        self._waits = ctx.device_type == "cpu" or alone
         # cuDNN writes running statistics in forward. Elsewhere a look at them in between would find zeros.
         self._look_twice = ctx.device_type == "gpu"
 
@@ -128,6 +130,8 @@ class StageRunner:
             self.gradients.after_group(shard, i)
             gradient = x[0].grad
             del outputs, x
+            if self._waits and gradient is not None and self._groups[i].ahead is not None:
+                gradient.wait_to_read()  # MXNet makes arrays when it is asked to: those of the next group beside these
         self.gradients.after_shard(shard)
         return (gradient if self._backward.input_gradient else None), report
 

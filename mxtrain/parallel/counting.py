@@ -7,9 +7,13 @@ are not in it, so what counts are differences. What a pool or malloc keeps for l
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
 import os
 import re
+import shutil
+import tempfile
 from contextlib import contextmanager
 from typing import Callable, Iterator, Tuple, TypeVar
 
@@ -24,7 +28,7 @@ def counting() -> Iterator[None]:
     gc.collect()  # what is given up later must have been counted
     mx.nd.waitall()
     mx.profiler.set_config(profile_memory=True, profile_imperative=False, profile_symbolic=False, profile_api=False,
-                           aggregate_stats=True, filename=os.devnull)
+                           aggregate_stats=True, filename=_nowhere())
     mx.profiler.set_state("run")
     collects = gc.isenabled()
     gc.disable()  # it would give up arrays at any moment
@@ -35,6 +39,15 @@ def counting() -> Iterator[None]:
             gc.enable()
         mx.nd.waitall()
         mx.profiler.set_state("stop")
+
+
+@functools.lru_cache(None)
+def _nowhere() -> str:
+    """A file that nobody reads, for what the profiler writes when it stops. It replaces the file, so that /dev/null, in
+    a process that may do so, would be a device no longer."""
+    folder = tempfile.mkdtemp(prefix="mxtrain-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return os.path.join(folder, "profile.json")
 
 
 def live(ctx: mx.Context) -> int:

@@ -30,7 +30,6 @@ from mxnet.gluon import Block, HybridBlock, nn
 from mxtrain.models.experts_settings import ExpertsConfig
 
 _MOMENTUM = 0.99  # of what is told about the routing: a mean over about the last hundred updates
-_NOT_LOAD = 5  # statistics besides the load of each expert
 
 
 class Mixture(HybridBlock):
@@ -68,8 +67,7 @@ class Router(HybridBlock):
         self._config = config
         with self.name_scope():
             self.weight = self.params.get("weight", shape=(config.experts, width), init=mx.init.Normal(deviation))
-            self.statistics = nn.BatchNorm(momentum=_MOMENTUM, center=False, scale=False,
-                                           in_channels=config.experts + _NOT_LOAD, prefix="statistics_")
+            self.statistics = Statistics(config.experts)
 
     def hybrid_forward(self, F, tokens, rows, weight):
         config, experts = self._config, self._config.experts
@@ -91,6 +89,35 @@ class Router(HybridBlock):
         kept = F.sum(self.statistics(F.stack(values, values, axis=0)), axis=(0, 1), keepdims=True)
         nothing = 0 * (F.MakeLoss(F.reshape(rows * loss, shape=(1, 1))) + kept)
         return slots, F.broadcast_add(weights, nothing), places
+
+
+class Statistics(nn.BatchNorm):
+    """Running means of numbers about the routing: the load of each expert (its share of the choices), the share of
+    choices that are lost, entropy (nats), balance loss, z-loss, and 1, by which they are to be divided since all means
+    begin at 0. Given two equal rows it returns zeros in training."""
+
+    def __init__(self, experts: int):
+        super().__init__(momentum=_MOMENTUM, center=False, scale=False, in_channels=experts + 5, prefix="statistics_")
+
+    def read(self, ctx: mx.Context) -> Dict[str, float]:
+        """Empty before the first update. load_spread: largest load in even shares, 1 where all are alike."""
+        *values, weight = self.running_mean.data(ctx).asnumpy().astype("float64")
+        if not weight:
+            return {}
+        *loads, lost, entropy, balance, z = (value / weight for value in values)
+        return {"load_spread": max(loads) * len(loads), "dropped": lost, "router_entropy": entropy,
+                "balance_loss": balance, "router_z_loss": z}
+
+
+def told(net: Block, ctx: mx.Context) -> Dict[str, float]:
+    """What to log of the mixtures in a network: means over them of the latest updates; empty where there are none.
+
+    dropped: share of the choices (tokens, where experts choose) that found no expert.
+    """
+    layers = []
+    net.apply(lambda block: layers.append(block) if isinstance(block, Statistics) else None)
+    found = [values for values in (layer.read(ctx) for layer in layers) if values]
+    return {name: sum(values[name] for values in found) / len(found) for name in (found[0] if found else ())}
 
 
 class Experts(HybridBlock):

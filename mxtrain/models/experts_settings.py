@@ -63,6 +63,10 @@ class ExpertsConfig:
             if getattr(self, name) != field.default:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: has no effect without --experts")
 
+    def in_block(self, number: int) -> bool:
+        """Whether a block, counted from 0, has experts."""
+        return self.experts > 0 and (number + 1) % self.expert_every == 0
+
     @property
     def choices(self) -> int:
         """Experts that a token chooses; 1 where the experts choose."""

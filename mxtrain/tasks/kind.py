@@ -10,6 +10,7 @@ from mxtrain.data.settings import DataConfig
 from mxtrain.data.table import EXTENSIONS, IMAGE_COLUMNS, TEXT_COLUMNS, has_column, is_prose, read_columns
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.errors import UserError
+from mxtrain.models.experts_settings import ExpertsConfig
 from mxtrain.models.gpt_settings import GPTConfig
 
 _FOR_TEXTS = {"data", "val", "val_split", "label_column", "shuffle", "shuffle_block", "shuffle_window", "workers",
@@ -27,6 +28,7 @@ def resolve(settings: SimpleNamespace) -> str:
     if kind == "text":
         _refuse(settings.data, DataConfig, _FOR_TEXTS, "texts (--task text)")
         _refuse(settings.gpt, GPTConfig, set(), "texts (--task text)")
+        _refuse(settings.experts, ExpertsConfig, set(), "texts (--task text)")
     elif kind == "lm":
         _refuse(settings.data, DataConfig, _FOR_LANGUAGE, "language (--task lm)")
         _refuse(settings.text, TextConfig, set(), "language (--task lm)")
@@ -35,9 +37,11 @@ def resolve(settings: SimpleNamespace) -> str:
                             "(--task lm)")
         if settings.model.model not in (None, "gpt"):
             _refuse(settings.gpt, GPTConfig, {"context"}, f"--model {settings.model.model}, only on gpt")
+            _refuse(settings.experts, ExpertsConfig, set(), f"--model {settings.model.model}, only on gpt")
     else:
         _refuse(settings.text, TextConfig, set(), "images (--task image)")
         _refuse(settings.gpt, GPTConfig, set(), "images (--task image)")
+        _refuse(settings.experts, ExpertsConfig, set(), "images (--task image)")
         return kind
     if settings.model.pretrained or settings.model.zero_gamma:
         flag = "--pretrained" if settings.model.pretrained else "--zero-gamma"

@@ -16,7 +16,7 @@ from mxnet.gluon import Block
 from mxtrain import compat
 from mxtrain.callbacks.monitor import Monitor
 from mxtrain.errors import UserError
-from mxtrain.models import weights
+from mxtrain.models import experts, weights
 from mxtrain.optim.optimizer import Optimizer, without_effect
 from mxtrain.optim.schedules import learning_rate
 from mxtrain.parallel.communicator import Communicator
@@ -88,6 +88,7 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                train_data=train_data, val_data=val_data, data_fingerprint=fingerprint, epochs=settings.train.epochs,
                meter=Meter(head.names, communicator), evaluation_names=evaluation_head.names, scores=scores,
                values=values,
+               told=functools.partial(experts.told, net, contexts[0]),
                monitor=monitor,
                clip_norm=settings.optim.clip_norm, checkpoint_updates=settings.train.checkpoint_updates,
                checkpoint_minutes=settings.train.checkpoint_minutes, advice=train_data.advice())
@@ -211,6 +212,6 @@ def _warn_about_shards(net: Block, batch_size: int, shards: int, contexts: list,
     if batch_size < shards:
         _log.warning("a batch of %d samples fills only %d of %d shards", batch_size, batch_size, shards)
     rows = batch_size // shards
-    if rows < 8 and moving_layers(net):
+    if rows < 8 and any(not isinstance(layer, experts.Statistics) for layer in moving_layers(net)):
         _log.warning("batch normalization sees %d samples at a time (--batch-size %d in %d shards): 8 or more are "
                      "advisable", max(1, rows), batch_size, shards)

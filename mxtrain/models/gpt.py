@@ -6,6 +6,7 @@ follows each. time: 1 to context. The embedding of tokens and the output are two
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import List, Optional
 
@@ -78,8 +79,8 @@ class Decoder(HybridBlock):
         with self.name_scope():
             self.norm1, self.norm2 = nn.LayerNorm(in_channels=width), nn.LayerNorm(in_channels=width)
             self.attention = Attention(config)
-            self.mlp = _hidden_layer(config) if experts is None else Mixture(
-                experts, width, 4 * width, _DEVIATION, _residual_deviation(config), prefix="mlp_")
+            make = functools.partial(_hidden_layer, config)
+            self.mlp = Mixture(experts, width, make, _DEVIATION, prefix="mlp_") if experts else make("mlp_")
             self.dropout = nn.Dropout(config.dropout)
 
     def hybrid_forward(self, F, x):
@@ -131,8 +132,8 @@ def _check(config: GPTConfig, experts: ExpertsConfig) -> None:
                         "follow, which a language model must not know; --allow-leak trains one all the same")
 
 
-def _hidden_layer(config: GPTConfig) -> HybridBlock:
-    layer = nn.HybridSequential(prefix="mlp_")
+def _hidden_layer(config: GPTConfig, prefix: str) -> HybridBlock:
+    layer = nn.HybridSequential(prefix=prefix)
     with layer.name_scope():
         layer.add(_dense(4 * config.width, config.width), nn.GELU(),
                   _dense(config.width, 4 * config.width, _residual_deviation(config)))

@@ -48,7 +48,7 @@ class Mixture(HybridBlock):
 
     def hybrid_forward(self, F, x):
         tokens = F.reshape(x, shape=(-1, self._width))
-        rows = _count(F, F.slice(x, begin=(None, 0, 0), end=(None, 1, 1)))
+        rows = F.cast(F.slice_axis(F.shape_array(x), axis=0, begin=0, end=1), "float32")
         slots, weights, places = self.router(tokens, rows)
         outputs = self.experts(F.take(tokens, slots))
         return F.reshape_like(_combine(F, outputs, weights, places, self._width, self._ways), x)
@@ -77,10 +77,10 @@ class Router(HybridBlock):
         room = _room(F, F.contrib.arange_like(scores, axis=0), config.share)
         choose = _by_experts if config.routing == "expert-choice" else _by_tokens
         (slots, weights, places), load, first_load, lost = choose(F, p, room, config)
-        balance = experts * F.sum(first_load * F.mean(p, axis=0), keepdims=True)
-        z = F.mean(F.square(F.slice_axis(scores - log_p, axis=1, begin=0, end=1)), axis=0)
-        entropy = -experts * F.mean(p * log_p, axis=(0, 1), keepdims=True)
-        values = F.concat(load, lost, F.reshape(entropy, shape=(1,)), balance, z, F.ones_like(z), dim=0)
+        balance = experts * F.sum(first_load * _mean(F, p), keepdims=True)
+        z = _mean(F, F.square(F.slice_axis(scores - log_p, axis=1, begin=0, end=1)))
+        entropy = -F.sum(_mean(F, p * log_p), keepdims=True)
+        values = F.concat(load, lost, entropy, balance, z, F.ones_like(z), dim=0)
         loss = config.router_z_weight * z
         if config.routing != "expert-choice":
             loss = loss + config.balance_weight * balance
@@ -148,23 +148,24 @@ def _by_tokens(F, p, room, config: ExpertsConfig):
     tokens = F.contrib.arange_like(p, axis=0)
     first = F.argmax(p, axis=1)
     chosen, gates, choices = first, F.pick(p, first, axis=1), F.one_hot(first, experts)
-    first_load = load = F.mean(choices, axis=0)
+    first_load = load = _mean(F, choices)
     if config.choices == 2:
         second = F.argmax(p - 2 * choices, axis=1)
         second_gates = F.pick(p, second, axis=1)
         both = gates + second_gates
         choices = F.concat(choices, F.one_hot(second, experts), dim=0)
         chosen, tokens = F.concat(first, second, dim=0), F.concat(tokens, tokens, dim=0)
-        gates, load = F.concat(gates / both, second_gates / both, dim=0), F.mean(choices, axis=0)
+        gates, load = F.concat(gates / both, second_gates / both, dim=0), _mean(F, choices)
     turn = F.pick(F.cumsum(choices, axis=0), chosen, axis=1) - 1
     found = F.broadcast_lesser(turn, capacity)
     place = F.where(found, F.broadcast_mul(chosen, capacity) + turn, F.broadcast_like(experts * capacity, turn))
-    # Which choice stands in a place, counted from 1; all those that are lost go to one behind the last.
-    empty = F.concat(F.tile(F.zeros_like(room), reps=(experts,)), F.zeros_like(capacity), dim=0)
-    numbers = _copied(F, empty, place, 1 + F.contrib.arange_like(place))
-    numbers = F.reshape(F.slice_axis(numbers, axis=0, begin=0, end=-1), shape=(experts, -1))
+    # Which choice stands in a place, counted from 1; those that are lost go behind the last place, and are cut off.
+    empty = F.tile(F.zeros_like(room), reps=(experts,))
+    numbers = _copied(F, F.concat(empty, F.zeros_like(place), dim=0), place, 1 + F.contrib.arange_like(place))
+    numbers = F.reshape(F.slice_like(numbers, empty), shape=(experts, -1))
     slots, weights = (F.take(F.concat(F.zeros_like(capacity), array, dim=0), numbers) for array in (tokens, gates))
-    return (slots, weights, F.reshape(place, shape=(config.choices, -1))), load, first_load, 1 - F.mean(found, keepdims=True)
+    lost = 1 - _mean(F, F.expand_dims(found, axis=1))
+    return (slots, weights, F.reshape(place, shape=(config.choices, -1))), load, first_load, lost
 
 
 def _by_experts(F, p, room, config: ExpertsConfig):
@@ -180,7 +181,7 @@ def _by_experts(F, p, room, config: ExpertsConfig):
     weights = F.reshape_like(F.take(F.reshape(p, shape=(-1,)), taken), slots)
     nowhere = F.broadcast_mul(F.reshape(F.ones_like(p), shape=(-1,)), experts * capacity)
     places = F.reshape(_copied(F, nowhere, taken, F.contrib.arange_like(taken)), shape=(experts, -1))
-    lost = F.mean(F.broadcast_equal(F.min(places, axis=0), experts * capacity), keepdims=True)
+    lost = _mean(F, F.expand_dims(F.broadcast_equal(F.min(places, axis=0), experts * capacity), axis=1))
     load = F.reshape(F.ones_like(starts), shape=(-1,)) / experts
     return (slots, weights, places), load, load, lost
 
@@ -203,7 +204,7 @@ def _parts(F, array, number: int):
 
 
 def _copied(F, to, where, numbers):
-    """Three vectors -> the first with the numbers in some places."""
+    """Three vectors -> the first, which must not be the shortest, with the numbers in some places."""
     return F.reshape(F.contrib.index_copy(F.expand_dims(to, axis=1), F.cast(where, "int32"),
                                           F.expand_dims(numbers, axis=1)), shape=(-1,))
 
@@ -216,4 +217,10 @@ def _room(F, tokens, share):
 
 def _count(F, array):
     """How many elements an array has: (1,)."""
-    return F.reshape(F.sum(F.ones_like(array)), shape=(1,))
+    return F.cast(F.size_array(array), "float32")
+
+
+def _mean(F, array):
+    """Over the first axis: (n, m) -> (m,). On a CPU this product takes a fifth of the time of MXNet's mean."""
+    ones = F.ones_like(F.slice_axis(array, axis=1, begin=0, end=1))
+    return F.reshape(F.broadcast_div(F.dot(ones, array, transpose_a=True), F.expand_dims(_count(F, ones), axis=0)), shape=(-1,))

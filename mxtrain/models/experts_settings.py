@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -40,7 +41,7 @@ class ExpertsConfig:
             return
         if self.experts < self.choices:
             raise UserError(f"--experts {self.experts}: --routing {self.routing} needs {self.choices} or more")
-        if not self.capacity_factor > 0:
+        if not 0 < self.capacity_factor < math.inf:
             raise UserError(f"--capacity-factor {self.capacity_factor}: must be above 0")
         if (Fraction(str(self.capacity_factor)) * 100).denominator > 1:
             raise UserError(f"--capacity-factor {self.capacity_factor}: must have no more than two decimals")

@@ -26,7 +26,7 @@ from typing import Callable, Dict
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, nn
 
-from mxtrain.models.experts_settings import ExpertsConfig
+from mxtrain.models.experts_settings import ExpertsConfig, choices, share
 
 _MOMENTUM = 0.99  # of what is told about the routing: a mean over about the last hundred updates
 
@@ -41,7 +41,7 @@ class Mixture(HybridBlock):
     def __init__(self, config: ExpertsConfig, width: int, make: Callable[[str], HybridBlock], deviation: float,
                  prefix: str):
         super().__init__(prefix=prefix)
-        self._width, self._ways = width, config.experts if config.routing == "expert-choice" else config.choices
+        self._width, self._ways = width, config.experts if config.routing == "expert-choice" else choices(config)
         with self.name_scope():
             self.router = Router(config, width, deviation)
             self.experts = Experts(config.experts, make)
@@ -74,7 +74,7 @@ class Router(HybridBlock):
         scores = F.FullyConnected(tokens, weight, no_bias=True, num_hidden=experts)
         log_p = F.log_softmax(scores, axis=1)
         p = F.exp(log_p)
-        room = _room(F, F.contrib.arange_like(scores, axis=0), config.share)
+        room = _room(F, F.contrib.arange_like(scores, axis=0), share(config))
         choose = _by_experts if config.routing == "expert-choice" else _by_tokens
         (slots, weights, places), load, first_load, lost = choose(F, p, room, config)
         balance = experts * F.sum(first_load * _mean(F, p), keepdims=True)
@@ -149,7 +149,7 @@ def _by_tokens(F, p, room, config: ExpertsConfig):
     first = F.argmax(p, axis=1)
     chosen, gates, choices = first, F.pick(p, first, axis=1), F.one_hot(first, experts)
     first_load = load = _mean(F, choices)
-    if config.choices == 2:
+    if choices(config) == 2:
         second = F.argmax(p - 2 * choices, axis=1)
         second_gates = F.pick(p, second, axis=1)
         both = gates + second_gates
@@ -165,7 +165,7 @@ def _by_tokens(F, p, room, config: ExpertsConfig):
     numbers = F.reshape(F.slice_like(numbers, empty), shape=(experts, -1))
     slots, weights = (F.take(F.concat(F.zeros_like(capacity), array, dim=0), numbers) for array in (tokens, gates))
     lost = 1 - _mean(F, F.expand_dims(found, axis=1))
-    return (slots, weights, F.reshape(place, shape=(config.choices, -1))), load, first_load, lost
+    return (slots, weights, F.reshape(place, shape=(choices(config), -1))), load, first_load, lost
 
 
 def _by_experts(F, p, room, config: ExpertsConfig):
@@ -209,10 +209,10 @@ def _copied(F, to, where, numbers):
                                           F.expand_dims(numbers, axis=1)), shape=(-1,))
 
 
-def _room(F, tokens, share):
-    """An array of ceil(share * n) numbers, from one of n."""
-    several = F.repeat(tokens, repeats=share.numerator)
-    return F.slice(several, begin=(None,), end=(None,), step=(share.denominator,))
+def _room(F, tokens, part):
+    """An array of ceil(part * n) numbers, from one of n."""
+    several = F.repeat(tokens, repeats=part.numerator)
+    return F.slice(several, begin=(None,), end=(None,), step=(part.denominator,))
 
 
 def _count(F, array):

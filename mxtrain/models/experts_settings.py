@@ -39,15 +39,15 @@ class ExpertsConfig:
         if not self.experts:
             self._refuse_idle()
             return
-        if self.experts < self.choices:
-            raise UserError(f"--experts {self.experts}: --routing {self.routing} needs {self.choices} or more")
+        if self.experts < choices(self):
+            raise UserError(f"--experts {self.experts}: --routing {self.routing} needs {choices(self)} or more")
         if not 0 < self.capacity_factor < math.inf:
             raise UserError(f"--capacity-factor {self.capacity_factor}: must be above 0")
         if (Fraction(str(self.capacity_factor)) * 100).denominator > 1:
             raise UserError(f"--capacity-factor {self.capacity_factor}: must have no more than two decimals")
-        if self.share > 1:
+        if share(self) > 1:
             raise UserError(f"--capacity-factor {self.capacity_factor}: makes room for more tokens than a shard has; "
-                            f"{self.experts} experts with {self.routing} take {self.experts / self.choices:g} at most")
+                            f"{self.experts} experts with {self.routing} take {self.experts / choices(self):g} at most")
         if self.expert_every < 1:
             raise UserError(f"--expert-every {self.expert_every}: must be 1 or more")
         for name in ("balance_weight", "router_z_weight"):
@@ -64,16 +64,17 @@ class ExpertsConfig:
             if getattr(self, name) != field.default:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: has no effect without --experts")
 
-    def in_block(self, number: int) -> bool:
-        """Whether a block, counted from 0, has experts."""
-        return self.experts > 0 and (number + 1) % self.expert_every == 0
 
-    @property
-    def choices(self) -> int:
-        """Experts that a token chooses; 1 where the experts choose."""
-        return 2 if self.routing == "top2" else 1
+def in_block(config: ExpertsConfig, number: int) -> bool:
+    """Whether a block, counted from 0, has experts."""
+    return config.experts > 0 and (number + 1) % config.expert_every == 0
 
-    @property
-    def share(self) -> Fraction:
-        """Of n tokens an expert has room for ceil(share * n). The factor counts as it is written: 1.1 is 11/10."""
-        return Fraction(str(self.capacity_factor)) * self.choices / self.experts
+
+def choices(config: ExpertsConfig) -> int:
+    """Experts that a token chooses; 1 where the experts choose."""
+    return 2 if config.routing == "top2" else 1
+
+
+def share(config: ExpertsConfig) -> Fraction:
+    """Of n tokens an expert has room for ceil(share * n). The factor counts as it is written: 1.1 is 11/10."""
+    return Fraction(str(config.capacity_factor)) * choices(config) / config.experts

@@ -15,7 +15,7 @@ from mxnet.gluon import Block, HybridBlock, nn
 
 from mxtrain.errors import UserError
 from mxtrain.models.experts import Mixture
-from mxtrain.models.experts_settings import ExpertsConfig
+from mxtrain.models.experts_settings import ExpertsConfig, in_block
 from mxtrain.models.gpt_settings import GPTConfig
 
 _DEVIATION = 0.02  # of the weights at the start
@@ -113,7 +113,7 @@ class GPT(HybridBlock):
         with self.name_scope():
             self.embeddings = Embeddings(vocabulary, config)
             self.blocks = nn.HybridSequential(prefix="")
-            self.blocks.add(*(Decoder(config, experts if experts.in_block(i) else None, f"block{i}_")
+            self.blocks.add(*(Decoder(config, experts if in_block(experts, i) else None, f"block{i}_")
                               for i in range(config.layers)))
             self.output = Output(vocabulary, config)
 

@@ -13,7 +13,7 @@ All rows that the block gets are routed together: the shard. Only what is betwee
 experts live. Nothing in the graph knows how many tokens there are, so it serves shards of all sizes: an array is made
 as long as the capacity by taking every q-th of the tokens, each repeated p times.
 
-Numbers of tokens and places are kept in float32, which is exact for up to 2^24 (16 million) of them in a shard.
+Tokens and places are counted in float32: experts * tokens of a shard must stay below 2^24 (16 million).
 
 Top-1: Fedus et al. 2021 (Switch). Top-2: Lepikhin et al. 2020 (GShard), without its random choice of whether the second
 expert is asked. Expert choice: Zhou et al. 2022. Router z-loss: Zoph et al. 2022.
@@ -145,18 +145,18 @@ def _by_tokens(F, p, room, config: ExpertsConfig):
     Returns (routes, share of the choices that each expert gets, the same of the first ones, share that is lost (1,)).
     """
     experts, capacity = config.experts, _count(F, room)
-    tokens = F.contrib.arange_like(p, axis=0)
-    first = F.argmax(p, axis=1)
-    chosen, gates, choices = first, F.pick(p, first, axis=1), F.one_hot(first, experts)
-    first_load = load = _mean(F, choices)
+    tokens, chosen = F.contrib.arange_like(p, axis=0), F.argmax(p, axis=1)
+    gates, hits = F.pick(p, chosen, axis=1), F.one_hot(chosen, experts)
+    first_load = load = _mean(F, hits)
     if choices(config) == 2:
-        second = F.argmax(p - 2 * choices, axis=1)
+        second = F.argmax(p - 2 * hits, axis=1)
         second_gates = F.pick(p, second, axis=1)
         both = gates + second_gates
-        choices = F.concat(choices, F.one_hot(second, experts), dim=0)
-        chosen, tokens = F.concat(first, second, dim=0), F.concat(tokens, tokens, dim=0)
-        gates, load = F.concat(gates / both, second_gates / both, dim=0), _mean(F, choices)
-    turn = F.pick(F.cumsum(choices, axis=0), chosen, axis=1) - 1
+        gates = F.concat(gates / both, second_gates / both, dim=0)
+        tokens, chosen = F.concat(tokens, tokens, dim=0), F.concat(chosen, second, dim=0)
+        hits = F.concat(hits, F.one_hot(second, experts), dim=0)
+        load = _mean(F, hits)
+    turn = F.pick(F.cumsum(hits, axis=0), chosen, axis=1) - 1
     found = F.broadcast_lesser(turn, capacity)
     place = F.where(found, F.broadcast_mul(chosen, capacity) + turn, F.broadcast_like(experts * capacity, turn))
     # Which choice stands in a place, counted from 1; those that are lost go behind the last place, and are cut off.
@@ -223,4 +223,5 @@ def _count(F, array):
 def _mean(F, array):
     """Over the first axis: (n, m) -> (m,). On a CPU this product takes a fifth of the time of MXNet's mean."""
     ones = F.ones_like(F.slice_axis(array, axis=1, begin=0, end=1))
-    return F.reshape(F.broadcast_div(F.dot(ones, array, transpose_a=True), F.expand_dims(_count(F, ones), axis=0)), shape=(-1,))
+    sums = F.reshape(F.dot(ones, array, transpose_a=True), shape=(-1,))
+    return F.broadcast_div(sums, _count(F, ones))

@@ -54,8 +54,8 @@ class ExpertsConfig:
             if not getattr(self, name) >= 0:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 0 or more")
         if self.routing == "expert-choice" and self.balance_weight != _BALANCE:
-            raise UserError(f"--balance-weight {self.balance_weight}: has no effect with --routing expert-choice, which "
-                            "is even by itself")
+            raise UserError(f"--balance-weight {self.balance_weight}: has no effect with --routing expert-choice, "
+                            "which is even by itself")
         if self.routing != "expert-choice" and self.allow_leak:
             raise UserError(f"--allow-leak: has no effect with --routing {self.routing}")
 

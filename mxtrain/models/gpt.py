@@ -126,7 +126,8 @@ class GPT(HybridBlock):
 
 def _check(config: GPTConfig, experts: ExpertsConfig) -> None:
     if experts.experts and experts.expert_every > config.layers:
-        raise UserError(f"--expert-every {experts.expert_every}: no block of --layers {config.layers} would have experts")
+        raise UserError(f"--expert-every {experts.expert_every}: no block of --layers {config.layers} would have "
+                        "experts")
     if experts.routing == "expert-choice" and not experts.allow_leak:
         raise UserError("--routing expert-choice: an expert takes or leaves a token by comparing it with those that "
                         "follow, which a language model must not know; --allow-leak trains one all the same")

@@ -281,8 +281,8 @@ def test_a_gpt_has_experts_in_every_other_block():
     ({**TOP1, "capacity_factor": 0}, "--capacity-factor 0: must be above 0"),
     ({**TOP1, "capacity_factor": float("nan")}, "--capacity-factor nan: must be above 0"),
     ({**TOP1, "capacity_factor": 1.125}, "--capacity-factor 1.125: must have no more than two decimals"),
-    ({**TOP1, "capacity_factor": 4.01}, "--capacity-factor 4.01: makes room for more tokens than a shard has; 4 experts "
-                                        "with top1 take 4 at most"),
+    ({**TOP1, "capacity_factor": 4.01}, "--capacity-factor 4.01: makes room for more tokens than a shard has; 4 "
+                                        "experts with top1 take 4 at most"),
     ({**TOP2, "capacity_factor": 2.5}, "4 experts with top2 take 2 at most"),
     ({**TOP1, "expert_every": 0}, "--expert-every 0: must be 1 or more"),
     ({**TOP1, "balance_weight": -1}, "--balance-weight -1: must be 0 or more"),

@@ -174,7 +174,7 @@ def test_other_texts_are_evaluated(exact_run, text, tmp_path, capsys):
     ([*TINY, "--monitor", "accuracy"], "--monitor accuracy: no such value; allowed are auto, loss"),
     ([*TINY, "--monitor", "perplexity"], "--monitor perplexity: no such value"),
     ([*TINY, "--experts", "2", "--routing", "expert-choice"], "--routing expert-choice: an expert takes or leaves"),
-    (["--experts", "2", "--capacity-factor", "3"], "--capacity-factor 3.0: makes room for more tokens than a shard has"),
+    (["--experts", "2", "--capacity-factor", "3"], "--capacity-factor 3.0: makes room for more tokens than a shard"),
     (["--routing", "top2"], "--routing top2: has no effect without --experts"),
     (["--model", "own:net", "--experts", "2"], "--experts 2: has no effect on --model own:net, only on gpt"),
     (["--check-data"], "is a text for --task lm"),

@@ -79,7 +79,7 @@ class Decoder(HybridBlock):
         with self.name_scope():
             self.norm1, self.norm2 = nn.LayerNorm(in_channels=width), nn.LayerNorm(in_channels=width)
             self.attention = Attention(config)
-            make = functools.partial(_hidden_layer, config)
+            make = functools.partial(hidden_layer, config)
             self.mlp = Mixture(experts, width, make, _DEVIATION, prefix="mlp_") if experts else make("mlp_")
             self.dropout = nn.Dropout(config.dropout)
 
@@ -133,11 +133,11 @@ def _check(config: GPTConfig, experts: ExpertsConfig) -> None:
                         "follow, which a language model must not know; --allow-leak trains one all the same")
 
 
-def _hidden_layer(config: GPTConfig, prefix: str) -> HybridBlock:
-    layer = nn.HybridSequential(prefix=prefix)
+def hidden_layer(config: GPTConfig, prefix: str, hidden: Optional[int] = None) -> HybridBlock:
+    """Two layers over the last axis, of four times the width or `hidden` in between."""
+    layer, hidden = nn.HybridSequential(prefix=prefix), hidden or 4 * config.width
     with layer.name_scope():
-        layer.add(_dense(4 * config.width, config.width), nn.GELU(),
-                  _dense(config.width, 4 * config.width, _residual_deviation(config)))
+        layer.add(_dense(hidden, config.width), nn.GELU(), _dense(config.width, hidden, _residual_deviation(config)))
     return layer
 
 

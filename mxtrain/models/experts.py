@@ -194,7 +194,9 @@ def _combine(F, outputs, weights, places, width: int, ways: int):
     weighted = outputs * F.dot(F.reshape(weights, shape=(-1, 1)), F.ones_like(first))
     weighted = F.concat(weighted, F.zeros_like(first), dim=0)
     found = F.take(weighted, places)
-    return F.add_n(*(F.reshape(way, shape=(-1, width)) for way in _parts(F, found, ways)))
+    if ways == 1:
+        return F.reshape(found, shape=(-1, width))
+    return F.add_n(*F.split(found, num_outputs=ways, axis=0, squeeze_axis=True))
 
 
 def _parts(F, array, number: int):

@@ -45,6 +45,19 @@ sed -i 's/global_ranks_\.reserve(size_)/global_ranks_.resize(size_)/' horovod/co
 sed -i '/std::try_to_lock/,/return/s/return;/std::this_thread::sleep_for(std::chrono::microseconds(50));\n    return;/' \
     third_party/gloo/gloo/transport/tcp/pair.cc
 sed -i '0,/^#include </s//#include <thread>\n&/' third_party/gloo/gloo/transport/tcp/pair.cc
+# HOROVOD_GLOO_IFACE is obeyed for the first connections only: those of process sets, and so of all sums, are made at
+# the address that the host's own name stands for, whichever interface was asked for.
+sed -i '/::InitializeForProcessSet/,/^}/s/iface = gloo_iface_/iface = global_context.gloo_iface_/' \
+    horovod/common/gloo/gloo_context.cc
+# Where there are process sets, a process that has lost another asks it at the end whether it may forget the sets; an
+# exception says that it has gone, and nobody catches it: the process is aborted, and cannot say why.
+sed -i '/::Finalize_/,/^}/s/^ *InitializeRegisteredAndRemoveMarkedIfReady_(context, status);/      try {\
+  &\
+      } catch (const std::exception\&) {\
+        id_to_process_set_[id].Finalize(status);\
+        DeregisterProcessSet(id);\
+        id_to_be_removed_ = SUCCESSFUL_REMOVAL;\
+      }/' horovod/common/process_set.cc
 # No debugging symbols: they cost a quarter of the time, and 45 MB. No test of a CUDA compiler, which is not used.
 sed -i 's/RelWithDebInfo/Release/' setup.py
 sed -i '/enable_language(CUDA)/d' CMakeLists.txt

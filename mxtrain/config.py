@@ -34,7 +34,7 @@ SECTIONS = {"train": TrainConfig, "data": DataConfig, "text": TextConfig, "model
 
 MACHINE = {"gpus", "cpus", "kvstore", "staleness", "recompute", "audit", "workers", "worker_kind", "out", "resume",
            "checkpoint_updates", "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root",
-           "data", "data_root", "val"}
+           "data", "data_root", "val", "dp", "pp", "cut", "pp_schedule", "trace", "zero"}
 """Fields that may differ at every start and must not change the result. (Data may have moved; their
 fingerprint may not have changed.)"""
 
@@ -160,6 +160,8 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
         values["decay_epochs"] = []  # of the schedule that is left
     if given.get("compression", "2bit") != "2bit" and "compression_threshold" not in given:
         values["compression_threshold"] = None  # of 2bit
+    if "pp" in given and "cut" not in given:
+        values["cut"] = []  # of other stages
     return values
 
 

@@ -14,7 +14,7 @@ class Threaded(Communicator):
     def total(self, values):
         self._given[self.rank] = values
         self._barrier.wait(10)
-        total = sum(self._given)
+        total = sum(self._given[1:], self._given[0])  # no 0, which is not -0
         self._barrier.wait(10)
         return total
 

@@ -38,7 +38,10 @@ class Horovod:
         self._port = Port(address, port)
         self._server = RendezvousHTTPServer((address, self._port.number), RendezvousHandler, 0)
         self._server.daemon_threads = True
-        self._server.init([_Slot(place) for place in places])
+        # What a worker has said here is deleted once the others know it. Of a list of workers Horovod would make scopes
+        # that are emptied as a whole; it counts wrongly where one worker is much slower than others, and what is left
+        # would mislead those who meet again.
+        self._server.init([])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
@@ -54,8 +57,8 @@ class Horovod:
                 "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._address,
                 "HOROVOD_GLOO_RENDEZVOUS_PORT": self._port.number,
                 "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-        # Without it, Gloo takes what the host's own name stands for. Horovod 0.28.1 obeys it for its first connections
-        # only, not for those of its process sets, so that names have to be right all the same (`named`).
+        # Without it, Gloo takes what the host's own name stands for. A Horovod 0.28.1 that make setup has not built
+        # obeys it for its first connections only, so that names have to be right all the same (`named`).
         for variable in ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"):
             if not os.environ.get(variable):
                 ours[variable] = "{interface}"
@@ -68,11 +71,3 @@ class Horovod:
         self._server.server_close()
         self._thread.join()
         self._port.close()
-
-
-class _Slot:
-    """What Horovod's rendezvous reads of a worker."""
-
-    def __init__(self, place: Place):
-        self.hostname, self.size = place.host, place.size
-        self.local_rank, self.local_size, self.cross_size = place.local_rank, place.local_size, place.cross_size

@@ -21,10 +21,11 @@ expert is asked. Expert choice: Zhou et al. 2022. Router z-loss: Zoph et al. 202
 
 from __future__ import annotations
 
-from typing import Callable, Dict
+from typing import Callable, Dict, Optional
 
 import mxnet as mx
-from mxnet.gluon import Block, HybridBlock, nn
+import numpy as np
+from mxnet.gluon import Block, HybridBlock, Parameter, nn
 
 from mxtrain.models.experts_settings import ExpertsConfig, choices, share
 
@@ -99,25 +100,25 @@ class Statistics(nn.BatchNorm):
     def __init__(self, experts: int):
         super().__init__(momentum=_MOMENTUM, center=False, scale=False, in_channels=experts + 5, prefix="statistics_")
 
-    def read(self, ctx: mx.Context) -> Dict[str, float]:
-        """Empty before the first update. load_spread: largest load in even shares, 1 where all are alike."""
-        *values, weight = self.running_mean.data(ctx).asnumpy().astype("float64")
-        if not weight:
-            return {}
-        *loads, lost, entropy, balance, z = (value / weight for value in values)
-        return {"load_spread": max(loads) * len(loads), "dropped": lost, "router_entropy": entropy,
-                "balance_loss": balance, "router_z_loss": z}
 
+def told(net: Block, read: Callable[[Parameter], Optional[np.ndarray]]) -> Dict[str, float]:
+    """What to log of the mixtures in a network: means over them of the latest updates; empty where there are none, or
+    none was trained.
 
-def told(net: Block, ctx: mx.Context) -> Dict[str, float]:
-    """What to log of the mixtures in a network: means over them of the latest updates; empty where there are none.
-
-    dropped: share of the choices (tokens, where experts choose) that found no expert.
+    read: gives the value of a parameter.
+    load_spread: largest load of an expert in even shares, 1 where all have the same. dropped: share of the choices (of
+    the tokens, where experts choose) that found no expert.
     """
     layers = []
     net.apply(lambda block: layers.append(block) if isinstance(block, Statistics) else None)
-    found = [values for values in (layer.read(ctx) for layer in layers) if values]
+    found = [_values(array) for array in (read(layer.running_mean) for layer in layers) if array is not None and array[-1]]
     return {name: sum(values[name] for values in found) / len(found) for name in (found[0] if found else ())}
+
+
+def _values(means: np.ndarray) -> Dict[str, float]:
+    *loads, lost, entropy, balance, z, _ = (means.astype("float64") / means[-1]).tolist()
+    return {"load_spread": max(loads) * len(loads), "dropped": lost, "router_entropy": entropy,
+            "balance_loss": balance, "router_z_loss": z}
 
 
 class Experts(HybridBlock):

@@ -1,17 +1,17 @@
 """A GPT: a pre-norm decoder of GPT-2's shape (Radford et al. 2019), with experts in some of its blocks where asked for.
 
 ids: (batch, time) whole numbers from 0 to vocabulary - 1 -> scores: (batch, time, vocabulary), for the token that
-follows each. time: 1 to context. The embedding of tokens and the output are two parameters.
+follows each. time: 1 to context. The embedding of tokens and the output are two parameters, which `tied` keeps equal.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 import mxnet as mx
-from mxnet.gluon import Block, HybridBlock, nn
+from mxnet.gluon import Block, HybridBlock, Parameter, nn
 
 from mxtrain.errors import UserError
 from mxtrain.models.experts import Mixture
@@ -110,6 +110,7 @@ class GPT(HybridBlock):
     def __init__(self, vocabulary: int, config: GPTConfig, experts: ExpertsConfig = ExpertsConfig()):
         _check(config, experts)
         super().__init__(prefix="gpt_")
+        self._tied = config.tied
         with self.name_scope():
             self.embeddings = Embeddings(vocabulary, config)
             self.blocks = nn.HybridSequential(prefix="")
@@ -119,6 +120,9 @@ class GPT(HybridBlock):
 
     def plan(self) -> List[Block]:
         return [self.embeddings, *self.blocks, self.output]
+
+    def tied(self) -> List[Tuple[Parameter, Parameter]]:
+        return [(self.embeddings.token, self.output.scores.weight)] if self._tied else []
 
     def hybrid_forward(self, F, ids):
         return self.output(self.blocks(self.embeddings(ids)))

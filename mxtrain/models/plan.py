@@ -19,7 +19,7 @@ from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, nn
+from mxnet.gluon import Block, HybridBlock, Parameter, nn
 
 from mxtrain.errors import UserError
 
@@ -106,6 +106,26 @@ def draws(block: Block) -> bool:
     except Exception:  # whatever forward does to a symbol that only an array can take
         return True
     return _draws_in(graph)
+
+
+def tied(net: Block) -> List[Tuple[Parameter, Parameter]]:
+    """Pairs of parameters that are one weight, used in two places, such as an embedding and an output: each has a copy
+    of it, since the places may be on two devices. A network with such says so by `tied()`, which returns its pairs."""
+    return list(net.tied()) if hasattr(net, "tied") else []
+
+
+def leaves_out(block: Block) -> bool:
+    """Whether a pass through the block may give no gradient to some parameter that it has."""
+    if not isinstance(block, HybridBlock):
+        return True
+    names = {parameter.name for parameter in block.collect_params().values()}
+    try:
+        with autograd.train_mode():
+            output = block(*(mx.sym.var(f"input{i}") for i in range(_count_inputs(block))))
+        graph = mx.sym.Group(_flat(output))
+    except Exception:  # whatever forward does to a symbol that only an array can take
+        return True
+    return not names <= {*graph.list_arguments(), *graph.list_auxiliary_states()}
 
 
 def _tree(block: Block) -> _Node:

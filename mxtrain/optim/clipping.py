@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Sequence
+from typing import List, Sequence
 
 import mxnet as mx
 
@@ -17,8 +17,21 @@ def global_norm(gradients: Sequence[mx.nd.NDArray]) -> float:
     Squares are summed over fixed chunks of each array and these sums are added exactly in the host's float64, so
     that the result depends on nothing but the arrays. Waits for the gradients.
     """
-    chunks = [piece for gradient in gradients for piece in _chunks(gradient)]
-    return math.sqrt(math.fsum(mx.nd.multi_sum_sq(*chunks, num_arrays=len(chunks)).asnumpy().tolist()))
+    return math.sqrt(math.fsum(value for values in sums_of_squares(gradients) for value in values))
+
+
+def sums_of_squares(gradients: Sequence[mx.nd.NDArray]) -> List[List[float]]:
+    """For each of some arrays on one context the sums over its chunks. Waits for the gradients."""
+    pieces = [piece for gradient in gradients for piece in _chunks(gradient)]
+    if not pieces:
+        return []
+    values = iter(mx.nd.multi_sum_sq(*pieces, num_arrays=len(pieces)).asnumpy().tolist())
+    return [[next(values) for _ in range(chunks(gradient.size))] for gradient in gradients]
+
+
+def chunks(size: int) -> int:
+    """How many chunks so many elements have."""
+    return max(1, -(-size // CHUNK))
 
 
 def _chunks(gradient):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from typing import Dict, List, Sequence
+from typing import Callable, Dict, List, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -51,14 +51,19 @@ class Optimizer:
     """One optimizer with its states on every context.
 
     parameters: trainable, by name; the names are those of the saved states.
+    held: for every context what it updates, as objects with `weight`, `gradient` and `part`, which tells the number of
+        the parameter and from where to where it is, counted in its flat form: parallel.holdings.Held.
     """
 
-    def __init__(self, config: OptimConfig, parameters: Dict[str, Parameter], contexts: Sequence[mx.Context]):
-        self._names = list(parameters)
-        self._weights = [[p.data(ctx) for p in parameters.values()] for ctx in contexts]
-        self._optimizers = [create(config, parameters) for _ in contexts]
+    def __init__(self, config: OptimConfig, parameters: Dict[str, Parameter], held: Sequence[Sequence]):
+        self._parameters, self._held = parameters, held
+        self._weights = [[own.weight for own in of_context] for of_context in held]
+        self._gradients = [[own.gradient for own in of_context] for of_context in held]
+        numbered = list(parameters.values())
+        self._optimizers = [create(config, [numbered[own.part.parameter] for own in of_context]) for of_context in held]
         self._states = [[optimizer.create_state_multi_precision(i, weight) for i, weight in enumerate(weights)]
                         for optimizer, weights in zip(self._optimizers, self._weights)]
+        self._count = len(_flat(create(config, []).create_state(0, mx.nd.zeros((1,)))))  # of arrays in a state
 
     def begin(self) -> None:
         """All processes call it in front of the first update."""
@@ -66,32 +71,36 @@ class Optimizer:
     def gather(self) -> None:
         """All processes call it where they need the same weights, which these always are."""
 
-    def update(self, gradients: Sequence[List[mx.nd.NDArray]], update: int, lr: float, scale: float) -> None:
-        """One step (number `update`, from 0) at rate lr along scale * gradients[r], on every context r."""
-        indices = list(range(len(self._names)))
-        for optimizer, weights, grads, states in zip(self._optimizers, self._weights, gradients, self._states):
+    def update(self, update: int, lr: float, scale: float) -> None:
+        """One step (number `update`, from 0) at rate lr along scale * gradient, on every context."""
+        for optimizer, weights, gradients, states in zip(self._optimizers, self._weights, self._gradients,
+                                                         self._states):
+            indices = list(range(len(weights)))
             optimizer.lr, optimizer.rescale_grad = lr, scale
             # The count is the run's, not something that each copy keeps for itself.
             optimizer.num_update = update
             optimizer._index_update_count.update(dict.fromkeys(indices, update))
             size = max(1, optimizer.aggregate_num)
             if size == 1:
-                for arguments in zip(indices, weights, grads, states):
+                for arguments in zip(indices, weights, gradients, states):
                     optimizer.update_multi_precision(*arguments)
                 continue
             for a in range(0, len(indices), size):
                 part = slice(a, a + size)
-                optimizer.update_multi_precision(indices[part], weights[part], grads[part], states[part])
+                optimizer.update_multi_precision(indices[part], weights[part], gradients[part], states[part])
 
-    def state_arrays(self) -> Dict[str, np.ndarray]:
-        """The states of the first context as plain arrays: "<parameter>/<number>" -> array."""
-        return {f"{name}/{k}": array.asnumpy() for name, state in zip(self._names, self._states[0])
-                for k, array in enumerate(_flat(state))}
+    def state_arrays(self, assemble: Callable) -> Dict[str, np.ndarray]:
+        """The states as plain arrays, in rank 0: "<parameter>/<number>" -> array. All processes call it.
+
+        assemble: Layout.assemble.
+        """
+        whole = assemble([[_flat(state) for state in states] for states in self._states], self._count)
+        return {f"{name}/{k}": array for name, arrays in zip(self._parameters, whole) for k, array in enumerate(arrays)}
 
     def load_state_arrays(self, arrays: Dict[str, np.ndarray]) -> None:
-        """Puts saved states on every context. Raises UserError when they are another optimizer's."""
-        expected = {f"{name}/{k}": array.shape for name, state in zip(self._names, self._states[0])
-                    for k, array in enumerate(_flat(state))}
+        """Gives every context its part of saved states. Raises UserError when they are another optimizer's."""
+        expected = {f"{name}/{k}": parameter.shape for name, parameter in self._parameters.items()
+                    for k in range(self._count)}
         if expected and not arrays:
             _log.warning("the checkpoint is one of dist_async, without optimizer states (momentum and the like): they "
                          "begin anew")
@@ -99,22 +108,23 @@ class Optimizer:
         if expected != {key: array.shape for key, array in arrays.items()}:
             odd = sorted(set(expected) ^ set(arrays)) or ["other shapes"]
             raise UserError(f"the saved optimizer states do not fit this optimizer and network: {', '.join(odd[:3])}")
-        for states in self._states:
-            for name, state in zip(self._names, states):
+        names = list(self._parameters)
+        for of_context, states in zip(self._held, self._states):
+            for own, state in zip(of_context, states):
+                number, start, stop = own.part[:3]
                 for k, array in enumerate(_flat(state)):
-                    array[:] = arrays[f"{name}/{k}"]
+                    array[:] = arrays[f"{names[number]}/{k}"].ravel()[start:stop].reshape(array.shape)
 
 
-def create(config: OptimConfig, parameters: Dict[str, Parameter]) -> mx.optimizer.Optimizer:
-    """MXNet's optimizer with the settings that it knows, and each parameter's own multipliers."""
+def create(config: OptimConfig, parameters: Sequence[Parameter]) -> mx.optimizer.Optimizer:
+    """MXNet's optimizer with the settings that it knows, and the multipliers of the parameter that each index means."""
     given = dict(momentum=config.momentum, beta1=config.beta1, beta2=config.beta2, epsilon=config.epsilon)
     own = {name: given[name] for name in _accepted(config.optimizer) if given[name] is not None}
     optimizer = mx.optimizer.create(config.optimizer, wd=config.weight_decay, learning_rate=config.lr, **own)
     if optimizer.aggregate_num > 1:
         optimizer.aggregate_num = AGGREGATE
-    optimizer.set_lr_mult({i: p.lr_mult for i, p in enumerate(parameters.values())})
-    optimizer.set_wd_mult({i: p.wd_mult if config.decay_all or _decays(p) else 0.0
-                           for i, p in enumerate(parameters.values())})
+    optimizer.set_lr_mult({i: p.lr_mult for i, p in enumerate(parameters)})
+    optimizer.set_wd_mult({i: p.wd_mult if config.decay_all or _decays(p) else 0.0 for i, p in enumerate(parameters)})
     return optimizer
 
 

@@ -111,12 +111,14 @@ class OnServers:
     """The interface of optim.optimizer.Optimizer, for weights and an optimizer that are on the servers.
 
     parameters: trainable, by name. statistics: running statistics, which every process has its own of; they become
-    the mean over processes, by their updates, when processes have waited for each other.
+    the mean over processes, by their updates, when processes have waited for each other. gradients: of the parameters,
+    on the first context, summed over all.
     """
 
     def __init__(self, config: OptimConfig, parameters: Dict[str, Parameter], statistics: Sequence[Parameter],
-                 contexts: Sequence[mx.Context], communicator: Asynchronous):
+                 contexts: Sequence[mx.Context], gradients: Sequence[mx.nd.NDArray], communicator: Asynchronous):
         self._communicator, self._statistics, self._contexts = communicator, list(statistics), list(contexts)
+        self._gradients = list(gradients)
         self._parameters = list(parameters.values())
         self._pieces = [(parameter, start, stop) for parameter in self._parameters
                         for start, stop in pieces(int(np.prod(parameter.shape)))]
@@ -124,7 +126,7 @@ class OnServers:
             raise UserError("--optimizer lamb: needs norms of whole parameters, and --kvstore dist_async sends those "
                             f"of more than {largest_piece():,} elements in pieces; take another optimizer")
         # Multipliers are known by the number of a piece, as if it were a parameter.
-        self._optimizer = create(config, {number: piece[0] for number, piece in enumerate(self._pieces)})
+        self._optimizer = create(config, [piece[0] for piece in self._pieces])
         self._buffers = [mx.nd.zeros((stop - start + 1,), ctx=contexts[0]) for _, start, stop in self._pieces]
         self._first, self._updates = None, 0
         _log.info("dist_async: servers update at every push, so that the result depends on timing; a gradient may come "
@@ -138,9 +140,9 @@ class OnServers:
         self._first = self._communicator.keep(self._buffers)
         self._communicator.send(ServerUpdates(self._communicator.size, self._first, self._optimizer))
 
-    def update(self, gradients: Sequence[List[mx.nd.NDArray]], update: int, lr: float, scale: float) -> None:
-        """One step at rate lr along scale * gradients[0], on the servers; then every context has the new weights."""
-        self._fill(gradients[0], scale, lr)
+    def update(self, update: int, lr: float, scale: float) -> None:
+        """One step at rate lr along scale * gradient, on the servers; then every context has the new weights."""
+        self._fill(self._gradients, scale, lr)
         self._communicator.exchange(self._first, self._buffers)
         self._updates += 1
         self._spread()
@@ -155,7 +157,7 @@ class OnServers:
         self._spread()
         self._average()  # nobody goes on before all have come here
 
-    def state_arrays(self) -> Dict[str, np.ndarray]:
+    def state_arrays(self, assemble: Callable) -> Dict[str, np.ndarray]:
         """Nothing: MXNet's servers do not hand out their states."""
         return {}
 

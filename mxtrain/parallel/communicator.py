@@ -11,14 +11,18 @@ A communicator has `rank` and `size`, and
     together(function)  runs it everywhere; fails everywhere when it fails somewhere
     barrier(), rest(), close()
 
+    reduce_scatter(array), all_gather(array)    a sum of which each process gets its part, and the reverse
+    meet(groups), among(ranks)                  the communicator of some of the processes
+
 `InProcess` is that of a single process, `AmongProcesses` the base of the others, which only say how processes add.
+Horovod alone can do without all processes: it has groups, and `send` and `receive` between two.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -38,6 +42,8 @@ class Communicator:
     """Whether every process updates the weights by its own part of a batch, without waiting for the others."""
     ahead = 0
     """How many batches before its turn processes `tell` of a batch."""
+    sends = False
+    """Whether one process can send to another: see `send` of Horovod."""
     seconds_between_logs = 0.5
     """A log waits for all processes."""
 
@@ -47,6 +53,34 @@ class Communicator:
 
     def use(self, contexts: Sequence[mx.Context]) -> None:
         """The contexts of this process, in front of the first `allreduce`."""
+
+    def meet(self, groups: Sequence[Tuple[int, ...]]) -> None:
+        """Says which groups of ranks, ascending, will be asked for by `among`, and which pairs will send and receive.
+
+        All processes call it with the same groups in front of a training, when nobody waits for anything; groups may be
+        known already. UserError where fewer than all processes cannot do anything together.
+        """
+        if any(1 < len(ranks) < self.size for ranks in groups):
+            raise UserError("a pipeline over several processes needs Horovod, which sends from one to another: start "
+                            "them by horovodrun, or by scripts/launch.py --transport horovod")
+
+    def among(self, ranks: Sequence[int]) -> Communicator:
+        """The communicator of some ranks, with this one among them; the same one each time. Where these are several
+        and not all, `meet` must have named them. Ask again after `use`."""
+        return self
+
+    def reduce_scatter(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
+        """A vector of size * n elements, on one context -> the sum over the processes of this one's n elements, which
+        are those from rank * n on; without waiting.
+
+        tag: under each, all processes make the same calls in the same order; those of different tags may be mixed.
+        """
+        return array
+
+    def all_gather(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
+        """A vector of n elements, on one context -> the size * n elements of all processes, in the order of the ranks,
+        bit for bit; without waiting. tag: see reduce_scatter."""
+        return array
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """Sums over the processes of a float64 array that has the same shape in all. Waits for all."""
@@ -74,6 +108,11 @@ class Communicator:
         letters[ends[self.rank] - len(encoded):ends[self.rank]] = np.frombuffer(encoded, np.uint8)
         texts = np.split(self.total(letters).astype(np.uint8), ends[:-1])
         return [json.loads(text.tobytes().decode()) if len(text) else None for text in texts]
+
+    def told(self, root: int, vector: Optional[np.ndarray], size: int) -> np.ndarray:
+        """The float32 vector of the process `root`, in all; that of others is not looked at."""
+        mine = vector if self.rank == root else np.full(size, -0.0)  # 0 and -0 would make 0
+        return self.total(mine.astype("float64")).astype("float32")
 
     def broadcast(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         """Replaces arrays by those of rank 0, bit for bit."""
@@ -172,7 +211,31 @@ class AmongProcesses(Communicator):
     """First the contexts of a process add, in a KVStore; then the processes, on their first contexts, by `_add`."""
 
     def use(self, contexts: Sequence[mx.Context]) -> None:
+        self._contexts = list(contexts)
         self._within = InProcess("device", contexts)
+
+    def among(self, ranks: Sequence[int]) -> Communicator:
+        if len(ranks) == self.size:
+            return self
+        return InProcess("device", self._contexts) if len(ranks) == 1 else self._group(tuple(ranks))
+
+    def _group(self, ranks: Tuple[int, ...]) -> Communicator:
+        """The communicator of a group that `meet` allowed."""
+        raise NotImplementedError
+
+    def reduce_scatter(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
+        part = array.size // self.size
+        return self._added(array, tag)[self.rank * part:(self.rank + 1) * part].copy()
+
+    def all_gather(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
+        # Negative zeros: added to anything, 0 and -0 too, they leave its bits.
+        whole = -mx.nd.zeros((self.size * array.size,), ctx=array.context, dtype=array.dtype)
+        whole[self.rank * array.size:(self.rank + 1) * array.size] = array
+        return self._added(whole, tag)
+
+    def _added(self, array: mx.nd.NDArray, tag: str) -> mx.nd.NDArray:
+        """The sum over the processes, as another array, without waiting."""
+        raise NotImplementedError
 
     def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
         """See InProcess. The first arrays, as many as `compression` counts, are sent compressed."""

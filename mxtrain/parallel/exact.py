@@ -101,6 +101,18 @@ class ExactSum:
         self.low[start:stop] += low
         self.high[:1] += 0 / (outside == 0)  # 0 or NaN
 
+    def add_parts(self, start: int, high: mx.nd.NDArray, low: mx.nd.NDArray) -> None:
+        """Adds parts of sums, to the elements from `start` on; a NaN first in them makes the first of all one."""
+        self.high[start:start + high.size] += high
+        self.low[start:start + low.size] += low
+        self.high[:1] += 0 * high[:1]
+
+    def spoil_blocks(self, length: int) -> None:
+        """Has a NaN that `add` has left go to the first element of all blocks of a length, since processes that get a
+        block each must all see it."""
+        firsts = self.high.reshape((-1, length))[:, 0]
+        self.high.reshape((-1, length))[:, 0] = firsts + 0 * self.high[:1]
+
     def _add_in_blocks(self, vector, high, low):
         for a in range(0, vector.size, _BLOCK):
             b = min(a + _BLOCK, vector.size)

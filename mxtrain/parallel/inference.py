@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
 
-from mxtrain.parallel.layout import input_to, rows_to, shard_bounds
+from mxtrain.parallel.shards import input_to, rows_to, shard_bounds
 
 
 class Inference:
@@ -26,6 +26,10 @@ class Inference:
         """All rows of a batch: see Layout."""
         rows = len(batch[-1])
         return rows, np.arange(rows), slice(0, rows)
+
+    def bad_of(self, batch: Sequence) -> int:
+        """How many samples of a batch could not be read."""
+        return len(getattr(batch, "bad", ()))
 
     def evaluate(self, batch: Sequence) -> List[mx.nd.NDArray]:
         """The block's outputs for a batch, arrays on the host with the same number of rows: one output for each

@@ -1,129 +1,228 @@
-"""Runs a global batch forward and backward over replicas of a network.
+"""Runs a global batch forward and backward over replicas of a network, each on one device or as a pipeline of several.
 
-A batch of B' rows is cut into V shards; shard s holds rows s*B'//V to (s+1)*B'//V. Replica r of R runs the
-shards r*V//R to (r+1)*V//R one after the other and adds up their gradients. So devices, accumulation and
-micro-batches are one idea, and with exact sums the result does not depend on R.
+A batch of B' rows is cut into V shards (mxtrain.parallel.shards). Replica r of R runs the shards r*V//R to (r+1)*V//R
+one after the other and adds up their gradients. So devices, accumulation and micro-batches are one idea, and with exact
+sums the result depends neither on R nor on the number of a pipeline's stages.
 """
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
+import time
+from collections import deque
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, Parameter
+from mxnet.gluon import Block, HybridBlock, Parameter, nn
 
+from mxtrain.errors import UserError
 from mxtrain.models import plan
+from mxtrain.parallel.communicator import ALONE, Communicator
+from mxtrain.parallel.exact import MOST, NotSummable
 from mxtrain.parallel.gradients import ExactGradients, FloatGradients
-from mxtrain.parallel.program import build
+from mxtrain.parallel.grid import Grid
+from mxtrain.parallel.holdings import Held, Holdings
+from mxtrain.parallel.program import Group, Stage, block_starts, build, group_starts
+from mxtrain.parallel.schedule import SCHEDULES
+from mxtrain.parallel.shards import assigned, bounds_in, send
+from mxtrain.parallel.stage import Backward, StageRunner
 from mxtrain.parallel.statistics import ShardStatistics, moving_layers, unreached_by_backward
-from mxtrain.seeds import mix
+from mxtrain.parallel.trace import Row
+from mxtrain.parallel.zero import Scatter, ScatteredGradients, flat
 
 Arrays = List[mx.nd.NDArray]
 
 
-def shard_bounds(rows: int, shards: int) -> List[Tuple[int, int]]:
-    """First row and end of every shard of a batch."""
-    return [(s * rows // shards, (s + 1) * rows // shards) for s in range(shards)]
+class Feed(NamedTuple):
+    """What a replica gets of a batch: its shards that have rows, the first first."""
 
-
-def bounds_in(batch: Sequence, shards: int) -> List[Tuple[int, int]]:
-    """First row and end of every shard in the arrays of a batch, some of whose rows may have been left out, or are read
-    by other processes (mxtrain.data.loader.Batch): the shards are those of the whole batch, without these rows."""
-    if not hasattr(batch, "positions") or batch.size == len(batch[-1]):
-        return shard_bounds(len(batch[-1]), shards)
-    return [tuple(np.searchsorted(batch.positions, pair).tolist()) for pair in shard_bounds(batch.size, shards)]
-
-
-def assigned(replica: int, replicas: int, shards: int) -> range:
-    """The shards that a replica runs."""
-    return range(replica * shards // replicas, (replica + 1) * shards // replicas)
-
-
-def part_of(rows: int, first: int, count: int, replicas: int, shards: int) -> Tuple[int, int]:
-    """First row and end of what `count` replicas from number `first` on run of a batch."""
-    own = assigned(first, replicas, shards).start, assigned(first + count - 1, replicas, shards).stop
-    return own[0] * rows // shards, own[1] * rows // shards
-
-
-class _Replica(NamedTuple):
-    ctx: mx.Context
-    gradients: Union[FloatGradients, ExactGradients]
-    statistics: Optional[ShardStatistics]
+    shards: List[int]
+    rows: List[int]
+    inputs: List[Arrays]
+    """Of each shard, on the context of the first stage; empty when that is in another process."""
+    labels: List[Arrays]
+    """The same, one array each, on the context of the last stage."""
 
 
 class Layout:
-    """Replicas of one network, one per context.
+    """Replicas of one network over the devices of all processes.
 
-    net: initialized on all contexts, its shapes known.
+    net: initialized, its shapes known: on all contexts; for several stages, on the context of `sample`.
     head: (output, label) -> [loss of each sample (rows,), report]; reports are handed out for metrics.
     evaluation_head: (output, label) -> an array whose first axis is the samples.
-    shards, exact, recompute: see ParallelConfig.
+    contexts: of this process. communicator: of all processes, each with as many contexts.
+    stages: index of the first segment of each stage of a pipeline.
+    shards, exact, recompute, zero, schedule: see ParallelConfig.
     preprocess: block applied to the inputs on each device, before the network.
-    sample: inputs of a row or two, preprocessed, on the first context; to check the network's plan with.
-    rank, size: of this process, among those that have as many contexts each.
+    sample: inputs of a row or two, preprocessed; to check the network's plan with.
+    whole_parameters: with zero, update each parameter in one place (for optimizers that need norms of them).
 
-    After `forward_backward`, a communicator's `allreduce(layout.sums)` and `finish`, `gradients[r]` are the
-    gradients of `parameters` on context r: sums over the samples of the whole batch.
+    After `forward_backward`, `add_up` and `finish`, `held` has the gradients: sums over the samples of the whole batch.
+    When weights have been updated by them, `share` brings them to all who need them.
     """
 
     def __init__(self, net: Block, head: Block, evaluation_head: Block, contexts: Sequence[mx.Context], shards: int,
                  exact: bool = False, recompute: str = "none", seed: int = 0, preprocess: Optional[Block] = None,
-                 sample: Sequence[mx.nd.NDArray] = (), rank: int = 0, size: int = 1):
+                 sample: Sequence[mx.nd.NDArray] = (), communicator: Communicator = ALONE,
+                 stages: Sequence[int] = (0,), schedule: str = "1f1b", zero: int = 0, whole_parameters: bool = False):
         self.contexts, self.shards, self.exact, self._seed = list(contexts), shards, exact, seed
-        first, replicas = rank * len(contexts), size * len(contexts)
-        self.first, self.replicas = first, replicas  # number of the first one here, and how many there are
-        self._assigned = [assigned(first + r, replicas, shards) for r in range(len(contexts))]
-        self._preprocess = preprocess
+        self.grid = grid = Grid(len(contexts), communicator.size, communicator.rank, len(stages))
+        self._preprocess, self._schedule = preprocess, SCHEDULES[schedule if len(stages) > 1 else "1f1b"]
+        self._communicator = communicator
+        self._peers = communicator if grid.span == 1 else communicator.among(grid.peers)
+        self._assigned = {replica: assigned(replica, grid.replicas, shards) for replica in grid.here}
+        self._segments = segments = plan.segments(net)
+        groups = block_starts(net) if recompute == "none" and zero == 2 else group_starts(net, segments, recompute)
+        one_pass = recompute == "none" and len({*stages, *groups}) == 1
         # With a single shard MXNet's own running statistics are right as they are, where it is run.
-        own_statistics = not exact and shards == replicas == 1 and recompute == "none"
-        static = not exact and recompute == "none" and (own_statistics or not moving_layers(net))
-        self._program = program = build(net, head, evaluation_head, recompute, static)
+        own_statistics = not exact and shards == grid.replicas == 1 and one_pass
+        static = not exact and one_pass and zero < 2 and (own_statistics or not moving_layers(net))
+        program = build(net, head, evaluation_head, segments, stages, groups, recompute != "none", static)
         if len(program.segments) > 1:
             plan.check(net, program.segments, *sample)
-        owned = _each_once([_trainable(chunks) for chunks in program.groups])
-        layers = _each_once([[] if own_statistics else _moving(chunks) for chunks in program.groups])
-        self.parameters: List[Parameter] = sum(owned, [])
-        several_passes = shards > replicas or len(program.groups) > 1
-        # An imperative block may leave out a parameter, whose gradient of an earlier batch would then count again.
-        may_leave_out = not all(isinstance(c.block, HybridBlock) for group in program.groups for c in group)
-        self._input_gradient = unreached_by_backward(net)
-        # Groups that are frozen from the input on need no backward (and MXNet refuses one that reaches nothing).
-        self._first_group = 0 if self._input_gradient else next((i for i, own in enumerate(owned) if own), 0)
-        self._replicas = [
-            _Replica(ctx, ExactGradients(self.parameters, ctx, shards, may_leave_out) if exact
-                     else FloatGradients(self.parameters, ctx, several_passes, may_leave_out),
-                     ShardStatistics(layers, ctx, exact, shards) if any(layers) else None)
-            for ctx in contexts]
-        self.gradients = [replica.gradients.arrays for replica in self._replicas]
-        self.watched_gradient = None
-        # For each array to be reduced, its copies on all contexts.
-        self.sums = [list(copies) for copies in zip(*(
-            [*r.gradients.parts, *(r.statistics.parts if r.statistics else [])] for r in self._replicas))]
+        self._boundaries = _boundaries(program.segments, stages, sample)
+        trained = _each_once([[_trainable(group) for group in stage.groups] for stage in program.stages])
+        layers = _each_once([[[] if own_statistics else _moving(group) for group in stage.groups]
+                             for stage in program.stages])
+        ties = _trained_ties(net)
+        self._numbers = shards * (2 if ties else 1)  # that a gradient is the sum of
+        if exact and self._numbers > MOST:
+            raise UserError(f"--shards {shards}: exact sums hold for up to {MOST // 2} shards of a network with tied weights")
+        self._backward = _backward(trained, unreached_by_backward(net))
+        self._holdings = Holdings(trained, [list(stage.inference.collect_params().values()) for stage in program.stages],
+                                  grid, contexts, communicator, self._peers, zero > 0, whole_parameters, ties)
+        self.parameters: List[Parameter] = self._holdings.parameters
+        self._scatters = {stage: Scatter(owners, exact, self._numbers)
+                          for stage, owners in self._holdings.owners.items()} if zero == 2 else {}
+        self._runners: List[StageRunner] = []
+        for c, ctx in enumerate(contexts):
+            stage = grid.place(c)[1]
+            self._runners.append(StageRunner(
+                program.stages[stage], ctx,
+                self._gradients(c, program.stages[stage], shards > grid.replicas or not one_pass),
+                ShardStatistics(layers[stage], ctx, exact, shards) if any(layers[stage]) else None,
+                self._backward[stage], self._holdings.untrained(stage) if grid.stages > 1 else []))
+        self.held: List[List[Held]] = [self._held(c) for c in range(len(contexts))]
+        """For each context what it updates: the gradients are there after `finish`."""
+        self.sums = self._sums()
+        """For each array to be summed, its copies on the contexts that have it; gradients before statistics."""
+        self.watched_gradient: Optional[mx.nd.NDArray] = None
+        self.trace: Optional[List[Row]] = None
+        """Where what is run is noted, if it is a list; every instruction is then waited for."""
 
     def forward_backward(self, batch: Sequence, update: int, watched: Optional[int] = None) -> Arrays:
         """Runs the batch (*inputs, label), arrays on the host with the same number of rows.
 
-        Returns the head's reports in the order of the shards. `update` names the random numbers to draw. The gradient
-        of the shard `watched`, when it is run here and sums are exact, is kept as a vector in `watched_gradient`.
+        Returns the head's reports in the order of the shards; none where the last stage is in another process. `update`
+        names the random numbers to draw. The gradient of the shard `watched`, when it is run here and sums are exact,
+        is kept as a vector in `watched_gradient`.
         """
-        bounds = bounds_in(batch, self.shards)
-        queues = self._queues(batch, bounds)
-        for replica, queue in zip(self._replicas, queues):
-            replica.gradients.begin(busy=bool(queue))
-            if replica.statistics:
-                replica.statistics.begin()
-        reports = {}
-        for replica, shard, arrays in self._in_turns(queues):
-            reports[shard] = self._run_shard(replica, arrays, (self._seed, update, shard))
-            if shard == watched:
-                self.watched_gradient = replica.gradients.latest()
-        for replica in self._replicas:
-            replica.gradients.end()
-            if replica.statistics:
-                replica.statistics.end()
+        feeds = self._feeds(batch)
+        for scatter in self._scatters.values():
+            scatter.begin([len(feeds[replica].shards) for replica in self.grid.here], -(-self.shards // self.replicas))
+        queues, passed, reports = [], {}, {}
+        for c, runner in enumerate(self._runners):
+            replica, stage = self.grid.place(c)
+            runner.begin(bool(feeds[replica].shards))
+            queues.append(deque(self._schedule(self.grid.stages, len(feeds[replica].shards))[stage]))
+        # Contexts take turns, so that all are kept busy; whoever needs what is not there yet misses its turn.
+        while any(queues):
+            for c, queue in enumerate(queues):
+                if queue and self._can_run(c, queue[0], passed):
+                    instruction, began = queue.popleft(), time.time()
+                    report = self._run(c, instruction, feeds[self.grid.place(c)[0]], update, passed)
+                    shard = feeds[self.grid.place(c)[0]].shards[instruction.micro_batch]
+                    if report is not None:
+                        reports[shard] = report
+                        if shard == watched:
+                            self.watched_gradient = self._runners[c].gradients.latest()
+                    if self.trace is not None:
+                        self._note(c, instruction, began)
+        for runner in self._runners:
+            runner.end()
+        for scatter in self._scatters.values():
+            scatter.end()
         return [reports[shard] for shard in sorted(reports)]
+
+    def add_up(self) -> None:
+        """Sums gradients and statistics over contexts and processes, and over the places of a tied weight."""
+        self._peers.allreduce(self.sums)
+        for one, other in self._holdings.ties:
+            for replica in self.grid.here:
+                self._tie(replica, one, other)
+
+    def finish(self, shards_run: int) -> None:
+        """Turns the sums over all contexts and processes into gradients and running statistics.
+
+        shards_run: how many shards of the batch had rows, here and elsewhere. Raises NotSummable, in all processes.
+        """
+        self._holdings.make_plain()
+        broken = False
+        try:
+            for runner in self._runners:
+                runner.finish(shards_run)
+        except NotSummable:
+            broken = True
+        if self.exact and self.grid.span > 1:  # other processes have other stages
+            broken = bool(self._communicator.total(np.array([float(broken)]))[0])
+        if broken:
+            raise NotSummable
+
+    def gradient_norm(self) -> float:
+        """The Euclidean norm of the gradient, over all processes. Waits for it."""
+        return self._holdings.norm(self.held)
+
+    def share(self) -> None:
+        """Brings updated weights to those who have not updated them themselves."""
+        self._holdings.share()
+
+    def evaluate(self, batch: Sequence) -> Arrays:
+        """The evaluation head's outputs for a batch, in the order of the shards; none where the last stage is in another
+        process. Nothing is recorded or changed."""
+        feeds, outputs = self._feeds(batch), {}
+        for m in range(max(len(feed.shards) for feed in feeds.values())):
+            for replica, feed in feeds.items():
+                if m < len(feed.shards):
+                    output = self._infer(replica, feed, m)
+                    if output is not None:
+                        outputs[feed.shards[m]] = output
+        return [outputs[shard] for shard in sorted(outputs)]
+
+    def wait(self) -> None:
+        """Waits for all that was begun. Before running statistics are read: see `compile_chain` on static memory."""
+        mx.nd.waitall()
+
+    @property
+    def replicas(self) -> int:
+        """How many there are, over all processes."""
+        return self.grid.replicas
+
+    @property
+    def size(self) -> int:
+        """Elements of the network's parameters; those of a tied weight count once."""
+        return self._holdings.size
+
+    def rows_of(self, batch: Sequence) -> List[int]:
+        """For every shard, how many rows of a batch are run to their end here."""
+        bounds = bounds_in(batch, self.shards)
+        mine = {shard for own in self._assigned.values() for shard in own} if self.grid.has_last else set()
+        return [stop - start if shard in mine else 0 for shard, (start, stop) in enumerate(bounds)]
+
+    def bad_of(self, batch: Sequence) -> int:
+        """How many samples of a batch could not be read for what is run to its end here."""
+        return len(getattr(batch, "bad", ())) if self.grid.has_last else 0
+
+    def place_of(self, batch: Sequence) -> Tuple[int, np.ndarray, slice]:
+        """(rows of the whole batch, which of them are run to their end here, which rows of the arrays these are)."""
+        bounds = [*bounds_in(batch, self.shards), (len(batch[-1]), None)]
+        own = list(self._assigned.values())
+        here = slice(bounds[own[0].start][0], bounds[own[-1].stop][0]) if self.grid.has_last else slice(0, 0)
+        if hasattr(batch, "positions"):
+            return batch.size, batch.positions[here], here
+        return len(batch[-1]), np.arange(here.start, here.stop), here
+
+    # For audits, where each replica is one device.
 
     def gradient_again(self, rows: Sequence, update: int, shard: int, context: int) -> mx.nd.NDArray:
         """The gradient of a shard, with exact sums, on one of the contexts: a vector, one parameter after the other.
@@ -131,9 +230,13 @@ class Layout:
         rows: (*inputs, label) of the shard. To be called between `forward_backward` and `finish`, where it changes
         nothing: what was summed stands, and the running statistics are about to be written.
         """
-        replica = self._replicas[context]
-        self._run_shard(replica, self._load(rows, 0, len(rows[-1]), replica.ctx), (self._seed, update, shard))
-        return replica.gradients.latest()
+        runner, key = self._runners[context], (self._seed, update, shard)
+        bounds = [(0, len(rows[-1]))]
+        inputs, = send(rows[:-1], bounds, runner.ctx, True, self._preprocess)
+        label, = send(rows[-1:], bounds, runner.ctx, True)
+        runner.forward(shard, inputs, label, key)
+        runner.backward(shard, None, label, key)
+        return runner.gradients.latest()
 
     def owner(self, shard: int) -> int:
         """The replica that runs a shard, counted over all processes."""
@@ -142,145 +245,262 @@ class Layout:
     def shard_of(self, batch: Sequence, shard: int) -> List[np.ndarray]:
         """(*inputs, label) of a shard that is run here, on the host."""
         start, stop = bounds_in(batch, self.shards)[shard]
-        return [(array.asnumpy() if isinstance(array, mx.nd.NDArray) else array)[start:stop] for array in batch]
+        return [array[start:stop] for array in _on_host(batch)]
 
-    def rows_of(self, batch: Sequence) -> List[int]:
-        """For every shard, how many rows of a batch are run here."""
-        bounds = bounds_in(batch, self.shards)
-        mine = {shard for own in self._assigned for shard in own}
-        return [stop - start if shard in mine else 0 for shard, (start, stop) in enumerate(bounds)]
+    # For checkpoints.
 
-    def place_of(self, batch: Sequence) -> Tuple[int, np.ndarray, slice]:
-        """(rows of the whole batch, which of them are run here, which rows of the arrays these are)."""
-        bounds = [*bounds_in(batch, self.shards), (len(batch[-1]), None)]
-        here = slice(bounds[self._assigned[0].start][0], bounds[self._assigned[-1].stop][0])
-        if hasattr(batch, "positions"):
-            return batch.size, batch.positions[here], here
-        return len(batch[-1]), np.arange(here.start, here.stop), here
+    def weight(self, parameter: Parameter) -> np.ndarray:
+        """The value of a parameter, in rank 0. All processes call it."""
+        return self._holdings.weight(parameter)
 
-    def finish(self, shards_run: int) -> None:
-        """Turns the sums over all contexts and processes into `gradients` and running statistics.
+    def assemble(self, arrays: Sequence[Sequence[Arrays]], count: int) -> List[List[np.ndarray]]:
+        """For each of `parameters` `count` arrays of its shape, in rank 0, of what devices have for what they hold.
 
-        shards_run: how many shards of the batch had rows, here and elsewhere.
+        arrays: for each context here, and each of its `held`, `count` arrays. All processes call it.
         """
-        for replica in self._replicas:
-            replica.gradients.finish()
-            if replica.statistics:
-                replica.statistics.finish(shards_run)
+        return self._holdings.assemble(arrays, count)
 
-    def wait(self) -> None:
-        """Waits for all that was begun. Before running statistics are read: see `compile_chain` on static memory."""
-        mx.nd.waitall()
+    def forget_others(self) -> None:
+        """Gives up the parameters of stages in other processes; until then all have them, on the host."""
+        self._holdings.forget_others()
 
-    def evaluate(self, batch: Sequence) -> Arrays:
-        """The evaluation head's outputs for a batch, in the order of the shards. Nothing is recorded or changed."""
-        queues = self._queues(batch, bounds_in(batch, self.shards))
-        outputs = {shard: self._program.inference(*arrays) for _, shard, arrays in self._in_turns(queues)}
-        return [outputs[shard] for shard in sorted(outputs)]
+    def bring_home(self) -> None:
+        """Puts all parameters on all contexts, as if the network had not been cut into stages. All processes call it."""
+        self._holdings.bring_home()
 
-    def _queues(self, batch, bounds) -> List[list]:
-        """For each context, (shard, [*inputs, label]) of those of its shards that have rows.
+    # Running a batch.
 
-        A context gets its rows in one copy and its shards are views; with exact sums each shard is sent by itself,
-        into memory of its own, aligned as in any other layout. (Copying the views would do, but MXNet 1.9.1 fails to
-        copy a view of an array that is in oneDNN's layout.)
-        """
+    def _feeds(self, batch: Sequence) -> Dict[int, Feed]:
+        """What each replica here gets of a batch."""
+        bounds, last = bounds_in(batch, self.shards), self.grid.stages - 1
         if self.exact:
-            batch = [array.asnumpy() if isinstance(array, mx.nd.NDArray) else array for array in batch]
-        queues = []
-        for r, ctx in enumerate(self.contexts):
-            own = [s for s in self._assigned[r] if bounds[s][0] < bounds[s][1]]
-            if self.exact or len(own) < 2:
-                queues.append([(s, self._load(batch, *bounds[s], ctx)) for s in own])
-            else:
-                first = bounds[own[0]][0]
-                arrays = self._load(batch, first, bounds[own[-1]][1], ctx)
-                queues.append([(s, [array[bounds[s][0] - first:bounds[s][1] - first] for array in arrays])
-                               for s in own])
-        return queues
+            batch = _on_host(batch)
+        feeds = {}
+        for replica, shards in self._assigned.items():
+            own = [shard for shard in shards if bounds[shard][0] < bounds[shard][1]]
+            cuts = [bounds[shard] for shard in own]
+            first, final = (self.grid.context_of(replica, stage) for stage in (0, last))
+            feeds[replica] = Feed(
+                own, [stop - start for start, stop in cuts],
+                [] if first is None else send(batch[:-1], cuts, self.contexts[first], self.exact, self._preprocess),
+                [] if final is None else send(batch[-1:], cuts, self.contexts[final], self.exact))
+        return feeds
 
-    def _in_turns(self, queues):
-        """Yields (replica, shard, arrays), the contexts taking turns, so that all are kept busy."""
-        for turn in range(max(map(len, queues))):
-            for replica, queue in zip(self._replicas, queues):
-                if turn < len(queue):
-                    yield (replica, *queue[turn])
+    def _can_run(self, c: int, instruction, passed: dict) -> bool:
+        """Whether what an instruction needs of other contexts of this process is there."""
+        replica, stage = self.grid.place(c)
+        if instruction.kind == "forward":
+            return stage == 0 or self.grid.context_of(replica, stage - 1) is None or (c, instruction) in passed
+        return (not self._gets_gradient(stage) or self.grid.context_of(replica, stage + 1) is None
+                or (c, instruction) in passed)
 
-    def _load(self, batch, start, stop, ctx) -> Arrays:
-        *inputs, label = batch
-        return [*(input_to(x, start, stop, ctx, self._preprocess) for x in inputs), rows_to(label, start, stop, ctx)]
-
-    def _run_shard(self, replica: _Replica, arrays: Arrays, key: Tuple[int, ...]) -> mx.nd.NDArray:
-        """One forward and backward pass, group by group from the last; returns the head's report."""
-        *x, label = arrays
-        groups, kept, ctx, statistics = self._program.groups, [], replica.ctx, replica.statistics
-        replica.gradients.before_shard()
-        for chunks in self._program.ahead:
-            kept.append(x)
-            with autograd.train_mode():
-                x = [_run(chunks, x, key, ctx)]
-        for i in reversed(range(self._first_group, len(groups))):
-            if i > self._first_group or self._input_gradient:
-                x[0].attach_grad()
-            if statistics:
-                statistics.before_pass(i)
-            with autograd.record():
-                if i == len(groups) - 1:
-                    loss, report = _run(groups[i], x, key, ctx, label)
-                else:
-                    output = _run(groups[i], x, key, ctx)
-            if i == len(groups) - 1:
-                loss.backward()
-            else:
-                output.backward(gradient)
-            if statistics:
-                statistics.after_pass(i)
-            if i > self._first_group:
-                gradient, x = x[0].grad, kept[i - 1]
-        replica.gradients.after_shard()
+    def _run(self, c: int, instruction, feed: Feed, update: int, passed: dict) -> Optional[mx.nd.NDArray]:
+        """Runs an instruction and passes on what comes of it; returns the head's report where there is one."""
+        replica, stage = self.grid.place(c)
+        m, runner = instruction.micro_batch, self._runners[c]
+        shard, label = feed.shards[m], feed.labels[m] if stage == self.grid.stages - 1 else []
+        key = self._seed, update, shard
+        if instruction.kind == "forward":
+            x = feed.inputs[m] if stage == 0 else [self._take(c, stage - 1, instruction, feed.rows[m], passed)]
+            output = runner.forward(shard, x, label, key)
+            if output is not None:
+                self._pass_on(c, stage + 1, instruction, output, passed)
+            return None
+        gradient = None
+        if self._gets_gradient(stage):
+            gradient = self._take(c, stage + 1, instruction, feed.rows[m], passed)
+        gradient, report = runner.backward(shard, gradient, label, key)
+        if stage and self._gets_gradient(stage - 1):
+            self._pass_on(c, stage - 1, instruction, gradient, passed)
         return report
 
+    def _gets_gradient(self, stage: int) -> bool:
+        """Whether a gradient comes to a stage from the one behind it."""
+        return stage < self.grid.stages - 1 and self._backward[stage].first_group is not None
 
-def _run(chunks, x, key, ctx, *label):
-    for n, chunk in enumerate(chunks):
-        if chunk.draws:
-            mx.random.seed(mix(*key, chunk.segment), ctx=ctx)
-        x = [chunk.block(*x, *(label if n == len(chunks) - 1 else ()))]
-    return x[0]
+    def _pass_on(self, c: int, stage: int, instruction, array: mx.nd.NDArray, passed: dict) -> None:
+        """Sends an array to a stage of the same replica."""
+        replica = self.grid.place(c)[0]
+        there = self.grid.context_of(replica, stage)
+        if there is None:
+            self._communicator.send(array, self.grid.rank_of(replica, stage))
+        else:
+            passed[there, instruction] = array.as_in_context(self.contexts[there])
+
+    def _take(self, c: int, stage: int, instruction, rows: int, passed: dict) -> mx.nd.NDArray:
+        """What a stage of the same replica has sent for an instruction."""
+        replica, own = self.grid.place(c)
+        if self.grid.context_of(replica, stage) is not None:
+            return passed.pop((c, instruction))
+        boundary = self._boundaries[max(stage, own) - 1]
+        return self._communicator.receive(boundary.shape(rows), boundary.dtype, self.contexts[c],
+                                          self.grid.rank_of(replica, stage))
+
+    def _tie(self, replica: int, one: int, other: int) -> None:
+        """Adds up the gradients of two parameters that are one weight, each in its place."""
+        here, there = [], []
+        for number in (one, other):
+            stage = self._holdings.stage_of(number)
+            c = self.grid.context_of(replica, stage)
+            if c is None:
+                there.append(self.grid.rank_of(replica, stage))
+            else:
+                here.append(self._runners[c].gradients.parts_of(self._holdings.place_in_stage(number)))
+        if there:
+            own = here[0]
+            for array in own:
+                self._communicator.send(array.copy(), there[0])
+            for array in own:
+                array += self._communicator.receive(array.shape, array.dtype, array.context, there[0])
+            return
+        for first, second in zip(*here):
+            first += second.as_in_context(first.context)
+            first.copyto(second)
+
+    def _infer(self, replica: int, feed: Feed, m: int) -> Optional[mx.nd.NDArray]:
+        """Runs a shard through the stages that are here; None where others come after them."""
+        x = feed.inputs[m] if feed.inputs else None
+        for stage in range(self.grid.stages):
+            c = self.grid.context_of(replica, stage)
+            if c is None:
+                continue
+            if x is None:
+                boundary = self._boundaries[stage - 1]
+                x = [self._communicator.receive(boundary.shape(feed.rows[m]), boundary.dtype, self.contexts[c],
+                                                self.grid.rank_of(replica, stage - 1))]
+            x = [array.as_in_context(self.contexts[c]) for array in x]
+            last = stage == self.grid.stages - 1
+            x = [self._runners[c].infer(*x, *(feed.labels[m] if last else []))]
+            if last:
+                return x[0]
+            if self.grid.context_of(replica, stage + 1) is None:
+                self._communicator.send(x[0], self.grid.rank_of(replica, stage + 1))
+                return None
+
+    def _note(self, c: int, instruction, began: float) -> None:
+        mx.nd.waitall()
+        replica, stage = self.grid.place(c)
+        name = f"stage {stage}, {self.contexts[c]}"
+        if self.grid.processes > 1:
+            name += f" of rank {self.grid.rank}"
+        self.trace.append(Row(replica * self.grid.stages + stage, name, instruction.kind, instruction.micro_batch, began,
+                              time.time()))
+
+    # Setting up.
+
+    def _gradients(self, c: int, stage: Stage, several_passes: bool):
+        replica, number = self.grid.place(c)
+        groups, ctx = self._holdings.numbered[number], self.contexts[c]
+        own = [parameter for group in groups for parameter in group.values()]
+        if self._scatters:
+            return ScatteredGradients(groups, ctx, self._scatters[number], replica - self.grid.here.start,
+                                      any(map(plan.leaves_out, self._segments)))
+        # An imperative block may leave out a parameter, whose gradient of an earlier batch would then count again.
+        may_leave_out = not _compiled(stage)
+        if self.exact and own:
+            return ExactGradients(own, ctx, self._numbers, may_leave_out)
+        return FloatGradients(own, ctx, several_passes, may_leave_out)
+
+    def _held(self, c: int) -> List[Held]:
+        replica, stage = self.grid.place(c)
+        weights = {number: self.parameters[number].data(self.contexts[c]) for group in self._holdings.numbered[stage]
+                   for number in group}
+        parts = self._holdings.parts_on(c)
+        if self._scatters:
+            here = replica - self.grid.here.start
+            total, places = self._scatters[stage].sums[here].total, self._scatters[stage].parts(here)
+            return [Held(part, flat(weights[part.parameter], part), total[places[part]]) for part in parts]
+        gradients = dict(zip(weights, self._runners[c].gradients.arrays))
+        if self._holdings.owners:
+            self._holdings.make_plain()
+            return [Held(part, flat(weights[part.parameter], part), flat(gradients[part.parameter], part))
+                    for part in parts]
+        return [Held(part, weights[part.parameter], gradients[part.parameter]) for part in parts]
+
+    def _sums(self) -> List[Arrays]:
+        by_stage: Dict[int, List[StageRunner]] = {}
+        for c, runner in enumerate(self._runners):
+            by_stage.setdefault(self.grid.place(c)[1], []).append(runner)
+        gradients = [list(copies) for runners in by_stage.values()
+                     for copies in zip(*(runner.gradients.parts for runner in runners))]
+        statistics = [list(copies) for runners in by_stage.values()
+                      for copies in zip(*(runner.statistics.parts if runner.statistics else [] for runner in runners))]
+        return gradients + statistics
 
 
-def input_to(array, start: int, stop: int, ctx: mx.Context, preprocess: Optional[Block]) -> mx.nd.NDArray:
-    """Rows start to stop of an input on a context, preprocessed there, or on the host where the block can do it."""
-    if preprocess is None:
-        return rows_to(array, start, stop, ctx)
-    if ctx.device_type == "cpu" and isinstance(array, np.ndarray) and hasattr(preprocess, "on_host"):
-        return preprocess.on_host(array[start:stop], ctx)
-    return preprocess(rows_to(array, start, stop, ctx))
+class _Boundary(NamedTuple):
+    """What one stage passes on to the next."""
+
+    per_row: int
+    """Rows of the array for each of a shard's."""
+    rest: Tuple[int, ...]
+    """Its shape without the first axis."""
+    dtype: type
+
+    def shape(self, rows: int) -> Tuple[int, ...]:
+        return (rows * self.per_row, *self.rest)
 
 
-def rows_to(array, start: int, stop: int, ctx: mx.Context) -> mx.nd.NDArray:
-    """Rows start to stop of an array on the host, on a context, in one copy (or none)."""
-    if not isinstance(array, mx.nd.NDArray):
-        return mx.nd.array(array[start:stop], ctx=ctx, dtype=array.dtype)
-    rows = array if stop - start == len(array) else array[start:stop]
-    return rows.as_in_context(ctx)
+def _boundaries(segments: Sequence[Block], stages: Sequence[int], sample: Sequence[mx.nd.NDArray]) -> List[_Boundary]:
+    """What comes into each stage but the first. Raises UserError for what is no array with rows."""
+    found, x, rows = [], list(sample), len(sample[0]) if sample else 0
+    for number, segment in enumerate(segments if len(stages) > 1 else []):
+        if number in stages[1:]:
+            whole = isinstance(x[0], mx.nd.NDArray) and len(x[0]) % rows == 0
+            if not whole:
+                raise UserError(f"--pp {len(stages)}: segment {number - 1} ({type(segments[number - 1]).__name__}) does not "
+                                "give one array with as many rows for each sample; --cut elsewhere")
+            found.append(_Boundary(len(x[0]) // rows, x[0].shape[1:], x[0].dtype))
+        with autograd.predict_mode():
+            x = [segment(*x)]
+    return found
 
 
-def _trainable(chunks) -> List[Parameter]:
-    return [p for chunk in chunks for p in chunk.block.collect_params().values() if p.grad_req != "null"]
+def _backward(trained: List[List[List[Parameter]]], input_gradient: bool) -> List[Backward]:
+    """What of each stage takes part in backward. trained: of stages, by groups. input_gradient: whether some running
+    statistics need one for the network's input."""
+    starts = [sum(map(len, trained[:stage])) for stage in range(len(trained))]
+    groups = [group for stage in trained for group in stage]
+    first = 0 if input_gradient else next((i for i, own in enumerate(groups) if own), 0)
+    return [Backward(max(0, first - start) if first < start + len(own) else None,
+                     input_gradient if start == 0 else first < start)
+            for start, own in zip(starts, trained)]
 
 
-def _moving(chunks):
-    return [layer for chunk in chunks for layer in moving_layers(chunk.block)]
+def _trained_ties(net: Block) -> List[Tuple[Parameter, Parameter]]:
+    """The pairs of plan.tied that are trained. Raises UserError for one of which one place alone is."""
+    ties = plan.tied(net)
+    for pair in ties:
+        if len({parameter.grad_req == "null" for parameter in pair}) > 1:
+            raise UserError(f"--freeze: {pair[0].name} and {pair[1].name} are one weight; freeze both or none")
+    return [pair for pair in ties if pair[0].grad_req != "null"]
 
 
-def _each_once(lists: List[list]) -> List[list]:
-    """The lists, without what stood in one of them before."""
+def _on_host(batch: Sequence) -> List[np.ndarray]:
+    return [array.asnumpy() if isinstance(array, mx.nd.NDArray) else array for array in batch]
+
+
+def _trainable(group: Group) -> List[Parameter]:
+    return [p for chunk in group.recorded for p in chunk.block.collect_params().values() if p.grad_req != "null"]
+
+
+def _moving(group: Group) -> List[nn.BatchNorm]:
+    return [layer for chunk in group.recorded for layer in moving_layers(chunk.block)]
+
+
+def _compiled(stage: Stage) -> bool:
+    return all(isinstance(chunk.block, HybridBlock) for group in stage.groups for chunk in group.recorded)
+
+
+def _each_once(lists: List[List[list]]) -> List[List[list]]:
+    """The lists of lists, without what stood in one of them before."""
     seen, kept = set(), []
-    for items in lists:
+    for groups in lists:
         kept.append([])
-        for item in items:
-            if id(item) not in seen:
-                seen.add(id(item))
-                kept[-1].append(item)
+        for items in groups:
+            kept[-1].append([])
+            for item in items:
+                if id(item) not in seen:
+                    seen.add(id(item))
+                    kept[-1][-1].append(item)
     return kept

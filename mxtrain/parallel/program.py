@@ -1,9 +1,10 @@
-"""A network as a sequence of compiled pieces that can be run, recorded and run again one by one.
+"""A network as stages, one to a device, of compiled pieces that can be run, recorded and run again one by one.
 
 The finest plan of a network is a list of segments (`mxtrain.models.plan`). Neighbouring segments are compiled
 into one *chunk*; a new chunk starts at every segment that draws random numbers, because the generator is seeded
 again there: so every layout draws the same masks, and a second run of a chunk repeats them. Chunks are bundled
-into *groups*: backward keeps the input of each group and recomputes the rest. One group is ordinary training.
+into *groups*, which backward goes through from the last: a group is recorded in forward, or only its input is kept
+then and backward runs it again. Groups are bundled into *stages*. One stage of one group is ordinary training.
 """
 
 from __future__ import annotations
@@ -27,15 +28,29 @@ class Chunk(NamedTuple):
     """Whether to seed the random generator before it."""
 
 
-class Program(NamedTuple):
-    """The compiled network. Chunks for each purpose are compiled apart, since a change of mode rebuilds a graph."""
+class Group(NamedTuple):
+    """What is recorded in one go. Chunks for each purpose are compiled apart, since a change of mode rebuilds a graph."""
 
-    groups: List[List[Chunk]]
-    """For the recorded pass; the very last chunk ends in the loss."""
-    ahead: List[List[Chunk]]
-    """The same groups but the last, for the pass without recording."""
+    recorded: List[Chunk]
+    """The very last chunk of all ends in the loss."""
+    ahead: Optional[List[Chunk]]
+    """For the pass without recording, when backward runs the group again; None for a group recorded in forward. Nothing
+    in the last group of all, whose output nobody waits for."""
+
+
+class Stage(NamedTuple):
+    """What one device runs."""
+
+    groups: List[Group]
     inference: Block
-    """Network and evaluation head: (*inputs, label) -> the evaluation head's outputs."""
+    """(*inputs) -> what the next stage takes; the last one takes a label too, and returns the evaluation head's
+    outputs."""
+
+
+class Program(NamedTuple):
+    """The compiled network."""
+
+    stages: List[Stage]
     segments: List[Block]
 
 
@@ -82,40 +97,53 @@ def compile_chain(blocks: Sequence[Block], head: Optional[Block] = None, static:
     return chain
 
 
-def build(net: Block, head: Block, evaluation_head: Block, recompute: str, static: bool) -> Program:
-    """Compiles the network for a way to recompute ("none", "blocks" or a number of groups).
+def build(net: Block, head: Block, evaluation_head: Block, segments: Sequence[Block], stages: Sequence[int],
+          groups: Sequence[int], recompute: bool, static: bool) -> Program:
+    """Compiles the network.
 
-    static: see compile_chain; for the recorded pass of a single group.
+    segments: its finest plan. stages, groups: the index of the first segment of each; a stage begins a group, too.
+    recompute: whether backward runs groups again. static: see compile_chain; for the recorded pass of a single group.
     """
-    segments = plan.segments(net)
     draws = [plan.draws(segment) for segment in segments]
-    starts = group_starts(net, segments, recompute)
-    if len(starts) == 1 and not any(draws):
+    groups = sorted({*stages, *groups})
+    if len(groups) == 1 and not any(draws):
         segments, draws = [net], [False]  # nothing to cut at: the network's own forward
-    bounds = [*starts, len(segments)]
-    groups, ahead = [], []
-    for a, b in zip(bounds, bounds[1:]):
-        last = b == len(segments)
+    end = len(segments)
+
+    def chunks(a: int, b: int, of_loss: Optional[Block], static: bool = False) -> List[Chunk]:
         cuts = [a, *(i for i in range(a + 1, b) if draws[i]), b]
-        pieces = list(zip(cuts, cuts[1:]))
-        groups.append([Chunk(compile_chain(segments[i:j], head if last and j == b else None, static), i, draws[i])
-                       for i, j in pieces])
-        if not last:
-            ahead.append([Chunk(compile_chain(segments[i:j]), i, draws[i]) for i, j in pieces])
-    return Program(groups, ahead, compile_chain([net], evaluation_head), segments)
+        return [Chunk(compile_chain(segments[i:j], of_loss if j == end else None, static), i, draws[i])
+                for i, j in zip(cuts, cuts[1:])]
+
+    def group(a: int, b: int) -> Group:
+        ahead = None if not recompute else [] if b == end else chunks(a, b, None)
+        return Group(chunks(a, b, head, static), ahead)
+
+    def stage(a: int, b: int) -> Stage:
+        bounds = [*(start for start in groups if a <= start < b), b]
+        whole = [net] if (a, b) == (0, end) else segments[a:b]
+        return Stage([group(i, j) for i, j in zip(bounds, bounds[1:])],
+                     compile_chain(whole, evaluation_head if b == end else None))
+
+    return Program([stage(a, b) for a, b in zip(stages, [*stages[1:], end])], list(segments))
 
 
 def group_starts(net: Block, segments: Sequence[Block], recompute: str) -> List[int]:
-    """Index of the first segment of every group."""
+    """Index of the first segment of every group that --recompute asks for."""
     if recompute == "none":
         return [0]
     if len(segments) == 1:
         raise UserError(f"--recompute {recompute}: {type(net).__name__} offers no segments; a HybridSequential, "
                         "gluoncv's ResNets and networks with a plan() do")
     if recompute == "blocks":
-        lengths = [len(block) for block in plan.blocks(net)]
-        return [sum(lengths[:i]) for i in range(len(lengths))]
+        return block_starts(net)
     number = int(recompute)
     if number > len(segments):
         raise UserError(f"--recompute {number}: the network has {len(segments)} segments")
     return [i * len(segments) // number for i in range(number)]
+
+
+def block_starts(net: Block) -> List[int]:
+    """Index of the first segment of each of the network's own blocks."""
+    lengths = [len(block) for block in plan.blocks(net)]
+    return [sum(lengths[:i]) for i in range(len(lengths))]

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, TimeoutError
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -33,6 +33,7 @@ class ParameterServer(AmongProcesses):
         _meet_scheduler()
         self._uses = 0
         self._store, self._known = _in_time(lambda: mx.kv.create(kvstore)), set()
+        self._buffers: Dict[tuple, mx.nd.NDArray] = {}  # shape, type, context -> what _added sends
         # Else a process that ends by an error would wait at its end for the others, and they for it.
         self._wait_at_the_end(False)
         atexit.register(self._leave)
@@ -57,6 +58,16 @@ class ParameterServer(AmongProcesses):
     def _add_copies(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
         if arrays:
             self._sum([f"sum.{self._uses}.{number}" for number in range(len(arrays))], list(arrays))
+
+    def _added(self, array: mx.nd.NDArray, tag: str) -> mx.nd.NDArray:
+        # Always by the same array: MXNet does not order two sums of different arrays under one key.
+        kind = (tag, array.shape, np.dtype(array.dtype).name, array.context)
+        if kind not in self._buffers:
+            self._buffers[kind] = mx.nd.empty(array.shape, array.context, array.dtype)
+        buffer = self._buffers[kind]
+        array.copyto(buffer)
+        self._sum([f"sum of {kind}"], [[buffer]])
+        return buffer.copy()
 
     def total(self, values: np.ndarray) -> np.ndarray:
         if not values.size:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import List, Literal, Optional, Union
 
 from mxtrain.errors import UserError
@@ -34,6 +34,20 @@ class ParallelConfig:
     audit: Optional[float] = None
     """Compare the weights of all contexts and processes every so many updates, and before every checkpoint. A fraction,
     with --exact: in this share of the updates; and run one of their shards again elsewhere, to compare its gradient."""
+    dp: Optional[int] = None
+    """Replicas of the network, each on --pp contexts; default: as many as the contexts of all processes make up."""
+    pp: int = 1
+    """Stages of a pipeline that the network is cut into, each on a context of its own."""
+    cut: List[int] = field(default_factory=list)
+    """Number of the first segment of each stage after the first; default: stages that take the same time, as measured
+    at the start."""
+    pp_schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """Order of a pipeline's shards: gpipe runs all forward, then all backward; 1f1b holds fewer of them at a time."""
+    trace: bool = False
+    """Note when each context ran each shard of the second update, and draw it: trace.json and trace.png in the run
+    folder. That update waits for every step, and takes longer."""
+    zero: Literal[0, 1, 2] = 0
+    """What replicas share out instead of keeping it all: 1, the optimizer's states; 2, the gradients too."""
     recompute: Union[int, str] = "none"
     """Save memory by running segments again in backward: none, a number of segments, or blocks (the network's own)."""
 
@@ -52,6 +66,7 @@ class ParallelConfig:
             raise UserError(f"--compression {self.compression}: rounds sums, which --exact must not; leave one out")
         self._check_threshold()
         self._check_audit()
+        self._check_layout()
         self.recompute = str(self.recompute)
         if self.recompute not in ("none", "blocks") and not re.fullmatch("[1-9][0-9]*", self.recompute):
             raise UserError(f"--recompute {self.recompute}: must be none, blocks or a number of segments from 1 on")
@@ -67,6 +82,20 @@ class ParallelConfig:
         if not 1e-30 <= self.compression_threshold <= 1e30:
             raise UserError(f"{given}: must be above 0, from 1e-30 to 1e30")
 
+    def _check_layout(self):
+        for name in ("dp", "pp"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name} {value}: must be 1 or more")
+        if self.cut and self.pp == 1:
+            raise UserError(f"--cut {' '.join(map(str, self.cut))}: has no effect without a pipeline; give --pp, too")
+        if self.audit and self.pp > 1:
+            raise UserError(f"--audit {self.audit:g}: compares replicas of one context each, and --pp {self.pp} spreads "
+                            "a replica over several; leave one out")
+        if self.audit and self.audit < 1 and self.zero == 2:
+            raise UserError(f"--audit {self.audit:g}: compares gradients of whole shards, which --zero 2 never keeps; "
+                            "give a whole number of updates, or --zero 1")
+
     def _check_audit(self):
         if self.audit is None:
             return
@@ -80,6 +109,9 @@ class ParallelConfig:
 def refuse_without_effect(config: ParallelConfig, around: World, contexts: int) -> None:
     """Raises UserError for what does nothing, or cannot be done, among these processes with so many contexts each."""
     alone = not around.several and contexts == 1
+    if config.compression != "none" and config.zero:
+        raise UserError(f"--compression {config.compression}: is for gradients that all processes get whole, which --zero "
+                        f"{config.zero} does not do; leave one out")
     if config.compression != "none" and not around.several:
         raise UserError(f"--compression {config.compression}: is for what processes send each other, and has no effect "
                         f"in a single one (--kvstore {around.kvstore}); say none")
@@ -91,6 +123,10 @@ def refuse_without_effect(config: ParallelConfig, around: World, contexts: int) 
         if config.compression != "none":
             raise UserError(f"--compression {config.compression}: is for sums, and --kvstore dist_async makes none; "
                             "use dist_sync or horovod, or say none")
+        for name, value in ((f"--pp {config.pp}", config.pp > 1), (f"--zero {config.zero}", config.zero)):
+            if value:
+                raise UserError(f"{name}: --kvstore dist_async cannot, since its servers keep and update all weights; "
+                                "use dist_sync or horovod")
     elif config.staleness is not None:
         raise UserError(f"--staleness {config.staleness}: is for --kvstore dist_async, and this is {around.kvstore}; "
                         "leave it out")
@@ -102,6 +138,10 @@ def refuse_without_effect(config: ParallelConfig, around: World, contexts: int) 
 def idle_flags(config: ParallelConfig, contexts: int, processes: int) -> List[str]:
     """Lines on what does nothing in this start, but may in another: a launch can go on with fewer processes."""
     lines = []
+    if config.zero and contexts * processes == config.pp:
+        lines.append(f"--zero {config.zero}: has no effect with one replica, which shares out nothing")
+    if config.pp_schedule != "1f1b" and config.pp == 1:
+        lines.append(f"--pp-schedule {config.pp_schedule}: has no effect without a pipeline (--pp)")
     if config.compression != "none" and processes == 1:
         lines.append(f"--compression {config.compression}: has no effect with one process")
     if config.staleness is not None and processes == 1:
@@ -111,17 +151,22 @@ def idle_flags(config: ParallelConfig, contexts: int, processes: int) -> List[st
     return lines
 
 
-def number_of_shards(config: ParallelConfig, batch_size: int, replicas: int) -> int:
-    """V, the number of shards of every global batch of a run that starts on this many replicas."""
+def number_of_shards(config: ParallelConfig, batch_size: int, contexts: int) -> int:
+    """V, the number of shards of every global batch of a run that starts on so many contexts, over all processes."""
+    replicas = contexts // config.pp
     if config.shards is not None:
         shards = config.shards
     elif config.micro_batch is not None:
         shards = -(-batch_size // config.micro_batch)
     else:
-        shards = 8 if config.exact else replicas
+        shards = 8 if config.exact else contexts
     if config.exact and shards > 1024:
         raise UserError(f"--micro-batch {config.micro_batch}: makes {shards} shards, exact sums hold for up to 1024")
     if config.exact and shards < replicas:
-        raise UserError(f"--exact with {shards} shards on {replicas} contexts would leave some idle: "
-                        f"give --shards {replicas} or more, or fewer contexts")
+        raise UserError(f"--exact with {shards} shards on {replicas} {'contexts' if config.pp == 1 else 'replicas'} would "
+                        f"leave some idle: give --shards {replicas} or more, or fewer contexts")
+    if config.pp > 1 and shards < contexts:
+        each = f", {shards} for {replicas} replicas" if replicas > 1 else ""
+        raise UserError(f"--pp {config.pp}: a pipeline is idle with fewer shards than stages, and a batch has {shards} in "
+                        f"all{each}; give --shards {contexts} or more at the first start, or fewer stages")
     return shards

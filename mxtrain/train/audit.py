@@ -37,6 +37,7 @@ class Audit:
                  parameters: Dict[str, Parameter]):
         self._every, self._seed, self._layout, self._communicator = every, seed, layout, communicator
         self._parameters, self._compared = parameters, None
+        self._first = layout.grid.here.start
         names = {id(parameter): name for name, parameter in parameters.items()}
         self._trained = [names[id(parameter)] for parameter in layout.parameters]
         self._ends = np.cumsum([int(np.prod(parameter.shape)) for parameter in layout.parameters])
@@ -53,7 +54,7 @@ class Audit:
         if self._here(one):
             hashes[0] = self._hashes(layout.watched_gradient)
         if self._here(other):
-            hashes[1] = self._hashes(layout.gradient_again(rows, update, shard, other - layout.first))
+            hashes[1] = self._hashes(layout.gradient_again(rows, update, shard, other - self._first))
         hashes = self._communicator.total(hashes)
         if (hashes[0] != hashes[1]).any():
             names = self._names()
@@ -115,7 +116,7 @@ class Audit:
         return [np.load(file, allow_pickle=False) for _ in range(number)]
 
     def _here(self, replica: int) -> bool:
-        return 0 <= replica - self._layout.first < len(self._layout.contexts)
+        return 0 <= replica - self._first < len(self._layout.contexts)
 
     def _hashes(self, gradient: mx.nd.NDArray) -> List[List[int]]:
         """One hash per trained parameter of a gradient that is a single vector."""
@@ -127,14 +128,14 @@ class Audit:
         own = np.array([numbers([parameter.data(ctx).asnumpy() for parameter in self._parameters.values()])
                         for ctx in layout.contexts], "float64")
         table = np.zeros((layout.replicas, *own.shape[1:]))
-        table[layout.first:layout.first + len(own)] = own
+        table[self._first:self._first + len(own)] = own
         return self._communicator.total(table)
 
     def _names(self) -> List[str]:
         """What to call the replicas."""
         layout, size = self._layout, self._communicator.size
         table = np.zeros((layout.replicas, 2))
-        table[layout.first:layout.first + len(layout.contexts)] = [
+        table[self._first:self._first + len(layout.contexts)] = [
             (ctx.device_typeid, ctx.device_id) for ctx in layout.contexts]
         contexts = [f"{mx.Context.devtype2str[kind]}({number})"
                     for kind, number in self._communicator.total(table).astype(int).tolist()]

@@ -41,7 +41,7 @@ def evaluate(layout, batches: Iterable[Sequence], names: Sequence[str], see: Cal
     if timing is not None:
         batches = timing(batches, lambda: pending[-1][1] if pending else [])
     for number, batch in enumerate(batches, 1):
-        totals.skipped += len(getattr(batch, "bad", ()))
+        totals.skipped += layout.bad_of(batch)
         size, positions, here = layout.place_of(batch)
         pending.append((None if see is None else batch[-1][here], layout.evaluate(batch), size, positions))
         if len(pending) > IN_FLIGHT:

@@ -123,10 +123,11 @@ def fit(net: gluon.Block, train_data: Any, val_data: Any = None, *, loss: Option
             again = communicator.together(lambda: _sample(train_data, parts))
             communicator.check_same(_digests(sample, again), lambda _: (
                 f"train_data: begin with other samples for rank {communicator.rank} than for rank 0; {_ALIKE}"))
-        run = communicator.together(lambda: set_up(net, loss, parts, contexts, communicator, train_batches, val_batches,
-                                                   sample, check_output=check_output))
+        run = set_up(net, loss, parts, contexts, communicator, train_batches, val_batches, sample,
+                     check_output=check_output)
         path = session.carry_out(run, parts, place, lambda: parts.train.out and folder.make(parts.train.out, "fit"),
                                  [rows, *(callbacks if communicator.rank == 0 else ())])
+        run.layout.bring_home()
     finally:
         for batches in (train_batches, val_batches):
             if batches is not None:

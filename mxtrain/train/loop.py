@@ -24,7 +24,6 @@ from types import SimpleNamespace
 from typing import Dict, List
 
 from mxtrain.errors import BadSample, Elsewhere, TrainingError, UserError
-from mxtrain.optim.clipping import global_norm
 from mxtrain.parallel.exact import NotSummable
 from mxtrain.train.agreement import Agreement, agree, tell
 from mxtrain.train.evaluate import evaluate
@@ -87,7 +86,7 @@ def update(run: Run, batch, lr: float, agreed: Agreement) -> None:
     layout, number = run.layout, run.state.update
     try:
         reports = run.audit.forward_backward(batch, number)
-        run.communicator.allreduce(layout.sums)
+        layout.add_up()
         layout.finish(agreed.shards)
     except NotSummable:
         raise run.communicator.once(TrainingError(
@@ -95,13 +94,14 @@ def update(run: Run, batch, lr: float, agreed: Agreement) -> None:
             f"exactly in update {number + 1}: training has diverged")) from None
     scale = 1.0 / agreed.rows
     if run.clip_norm is not None:
-        run.state.grad_norm = scale * global_norm(layout.gradients[0])
+        run.state.grad_norm = scale * layout.gradient_norm()
         # (Processes that are apart must not stop apart: they see it in the weights, which it spoils for all.)
         if not math.isfinite(run.state.grad_norm) and not run.communicator.apart:
             raise run.communicator.once(TrainingError(
                 f"the norm of the gradient is {run.state.grad_norm} in update {number + 1}: training has diverged"))
         scale *= min(1.0, run.clip_norm / run.state.grad_norm) if run.state.grad_norm else 1.0
-    run.optimizer.update(layout.gradients, number, lr, scale)
+    run.optimizer.update(number, lr, scale)
+    layout.share()
     run.audit.weights(number + 1)
     run.meter.add(number, reports, *layout.place_of(batch)[:2])
 
@@ -138,7 +138,7 @@ def _told_ahead(run: Run, batches):
     waiting = deque()
     try:
         for batch in batches:
-            waiting.append((batch, tell(run, run.layout.rows_of(batch), len(getattr(batch, "bad", ())))))
+            waiting.append((batch, tell(run, run.layout.rows_of(batch), run.layout.bad_of(batch))))
             if len(waiting) > run.communicator.ahead:
                 yield waiting.popleft()
     except (UserError, TrainingError):

@@ -65,10 +65,9 @@ def main(argv: List[str]) -> int:
     task = communicator.together(lambda: kind.open_task(settings, place is not None, part))
     communicator.check_same(task.data.fingerprint, lambda _: (
         f"--data {settings.data.data}: holds other samples for rank {communicator.rank} than for rank 0"))
-    run = communicator.together(lambda: set_up(
-        task.net, task.loss, settings, replicas, communicator, task.train_data, task.val_data, task.sample(),
-        task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output, task.scores,
-        task.values))
+    run = set_up(task.net, task.loss, settings, replicas, communicator, task.train_data, task.val_data, task.sample(),
+                 task.preprocess, task.evaluation_loss, task.data.fingerprint, task.prepare, task.check_output,
+                 task.scores, task.values)
 
     def describe() -> None:
         path = Path(settings.train.out)
@@ -116,7 +115,7 @@ def _connect(around: world.World, given: dict):
 
 
 def _describe(run, settings, task, kvstore: str) -> None:
-    parallel, count = settings.parallel, sum(p.data(run.contexts[0]).size for p in run.parameters.values())
+    parallel, count = settings.parallel, run.layout.size
     _log.info("network %s: %s parameters, %d outputs", settings.model.model, f"{count:,}", len(task.classes))
     _log.info("batches of %d in %d shard%s, %s, kvstore %s; %d updates per epoch", settings.train.batch_size,
               parallel.shards, "s" if parallel.shards > 1 else "",

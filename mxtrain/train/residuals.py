@@ -29,7 +29,7 @@ def gather(communicator) -> Dict[str, np.ndarray]:
         for group in compression.groups:
             mine = communicator.rank == rank
             own = group.residual.asnumpy().ravel() if mine else np.zeros(group.residual.size, "float32")
-            vector = _told(communicator, rank, own)
+            vector = communicator.told(rank, own, group.residual.size)
             if first:
                 parts = group.parts
                 found.update({f"{rank}/{name}": part for name, part in zip(parts, views(vector, parts.values()))})
@@ -63,12 +63,6 @@ def scatter(communicator, saved: Dict[str, np.ndarray]) -> None:
                 for name, part in zip(group.parts, views(vector, group.parts.values())):
                     for old in ranks:
                         part += saved[f"{old}/{name}"]
-            vector = _told(communicator, 0, vector) if rank else vector
+            vector = communicator.told(0, vector, group.residual.size) if rank else vector
             if communicator.rank == rank:
                 group.residual[:] = vector.reshape(group.residual.shape)
-
-
-def _told(communicator, rank: int, vector: np.ndarray) -> np.ndarray:
-    """A process's float32 numbers, in all processes."""
-    mine = vector if communicator.rank == rank else np.full(vector.shape, -0.0)  # 0 and -0 would make 0
-    return communicator.total(mine.astype("float64")).astype("float32")

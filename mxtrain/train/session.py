@@ -139,6 +139,8 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
         began = time.monotonic()
         if not place:
             start_alike(run)
+        run.layout.forget_others()
+        if not place:
             save(run)  # so that a run can be resumed from its very start, and a full disk shows now
         train(run)
         _log.info("%s (%.1f s)", run.state.finished, time.monotonic() - began)
@@ -150,7 +152,7 @@ def _to_keep(settings: SimpleNamespace) -> Dict[str, Any]:
     moved, nor how the processes met, of which the next start may have others."""
     values = config.flatten(settings)
     kvstore = values["kvstore"] if values["kvstore"] in IN_PROCESS else None
-    return {**values, "out": None, "kvstore": kvstore, "staleness": None}
+    return {**values, "out": None, "kvstore": kvstore, "staleness": None, "dp": None}
 
 
 def _resume(run, settings, place: Place) -> List[str]:

@@ -6,7 +6,7 @@ import functools
 import logging
 import random
 from types import SimpleNamespace
-from typing import Callable, List, Optional, Sequence
+from typing import Callable, List, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -16,13 +16,16 @@ from mxnet.gluon import Block
 from mxtrain import compat
 from mxtrain.callbacks.monitor import Monitor
 from mxtrain.errors import UserError
-from mxtrain.models import experts, weights
+from mxtrain.models import experts, plan, weights
 from mxtrain.optim.optimizer import Optimizer, without_effect
 from mxtrain.optim.schedules import learning_rate
+from mxtrain.parallel import cut
 from mxtrain.parallel.communicator import Communicator
 from mxtrain.parallel.compression import compression_for
-from mxtrain.parallel.layout import Layout, assigned, part_of
-from mxtrain.parallel.settings import idle_flags, number_of_shards
+from mxtrain.parallel.grid import Grid, grid
+from mxtrain.parallel.layout import Layout
+from mxtrain.parallel.settings import ParallelConfig, idle_flags, number_of_shards
+from mxtrain.parallel.shards import assigned, part_of
 from mxtrain.parallel.statistics import moving_layers
 from mxtrain.seeds import mix
 from mxtrain.tasks.heads import first, heads_for
@@ -38,18 +41,39 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
            evaluation_loss: Optional[Block] = None, fingerprint: Optional[str] = None,
            prepare: Callable[[Block], None] = None, check_output: Callable = None, scores: Callable = None,
            values: Callable = dict) -> Run:
-    """A run that is ready to train. Initializes what is not yet, with settings.train.seed.
+    """A run that is ready to train. Initializes what is not yet, with settings.train.seed. All processes call it.
 
     sample: (*inputs, label) of a row or two, for the shapes. prepare: called with the initialized network before its
     parameters are taken. check_output: called with the network's (main) output for the sample.
     scores: makes an object like tasks.scores.F1, for values of an evaluation that are no means. values: means -> all
     values that follow from them.
-    `settings` are completed: shards gets its number.
     """
+    made = communicator.together(lambda: _prepared(net, loss, settings, contexts, sample, preprocess, evaluation_loss,
+                                                   prepare, check_output))
+    stages = _stages(made, settings.parallel, communicator)
+    communicator.meet(grid_for(settings.parallel, len(contexts), communicator).groups())
+    return communicator.together(lambda: _assembled(made, stages, settings, contexts, communicator, train_data, val_data,
+                                                    preprocess, fingerprint, scores, values))
+
+
+class _Prepared(NamedTuple):
+    """A network that can be run, and what it was tried with."""
+
+    net: Block
+    sample: List[mx.nd.NDArray]
+    """Preprocessed inputs."""
+    label: mx.nd.NDArray
+    head: Block
+    evaluation_head: Block
+
+
+def _prepared(net, loss, settings, contexts, sample, preprocess, evaluation_loss, prepare, check_output) -> _Prepared:
+    """See set_up. A network of several stages, which may be too large for one device, is made on the host."""
     if contexts[0].device_type == "cpu":
         compat.keep_memory()
-    initialize(net, contexts, settings.train.seed)
-    *sample, label = [mx.nd.array(x, ctx=contexts[0], dtype=x.dtype) for x in sample]
+    first_on = contexts if settings.parallel.pp == 1 else [mx.cpu()]
+    initialize(net, first_on, settings.train.seed)
+    *sample, label = [mx.nd.array(x, ctx=first_on[0], dtype=x.dtype) for x in sample]
     if preprocess is not None:
         sample = [preprocess(x) for x in sample]
     outputs = _outputs(net, sample)  # also finds out the shapes of all parameters
@@ -58,68 +82,111 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
         check_output(output)
     if prepare is not None:
         prepare(net)
+    for one, other in plan.tied(net):
+        other.set_data(one.list_data()[0])
     _refuse_unsupported(net)
-    shards = settings.parallel.shards
-    _warn_about_shards(net, settings.train.batch_size, shards, contexts, communicator.size)
     head, evaluation_head = heads_for(loss, output.shape[1] if output.ndim == 2 else None, evaluation_loss)
     _check_loss(head, outputs, label)
-    layout = Layout(net, head, evaluation_head, contexts, shards, settings.parallel.exact, settings.parallel.recompute,
-                    mix(settings.train.seed, 1), preprocess, sample, communicator.rank, communicator.size)
+    return _Prepared(net, sample, label, head, evaluation_head)
+
+
+def _stages(made: _Prepared, parallel: ParallelConfig, communicator: Communicator) -> List[int]:
+    """The first segment of each stage of a pipeline; rank 0 measures for all."""
+    name, segments = type(made.net).__name__, plan.segments(made.net)
+    if parallel.pp == 1:
+        return [0]
+
+    def choose() -> Optional[List[int]]:
+        if parallel.cut:
+            return cut.by_hand(parallel.cut, len(segments), parallel.pp, name)
+        cut.check(parallel.pp, len(segments), name)
+        if communicator.rank:
+            return None
+        costs = cut.measure(segments, made.sample, made.label, made.head, made.sample[0].context)
+        return cut.balanced(costs, parallel.pp, name)
+
+    return communicator.share(communicator.together(choose))
+
+
+def _assembled(made: _Prepared, stages: List[int], settings: SimpleNamespace, contexts: List[mx.Context],
+               communicator: Communicator, train_data, val_data, preprocess, fingerprint, scores, values) -> Run:
+    """See set_up."""
+    net, parallel = made.net, settings.parallel
+    layout = Layout(net, made.head, made.evaluation_head, contexts, parallel.shards, parallel.exact, parallel.recompute,
+                    mix(settings.train.seed, 1), preprocess, made.sample, communicator, stages, parallel.pp_schedule,
+                    parallel.zero, settings.optim.optimizer == "lamb")
+    _warn_about_shards(net, settings.train.batch_size, layout)
     parameters = weights.parameters(net)
     names = {id(p): name for name, p in parameters.items()}
-    optimizer = _optimizer(net, settings, {names[id(p)]: p for p in layout.parameters}, contexts, communicator)
+    optimizer = _optimizer(net, settings, {names[id(p)]: p for p in layout.parameters}, layout, communicator)
     if settings.optim.warmup_epochs >= settings.train.epochs:
         _log.warning("--warmup-epochs %s: the run of %d epochs never comes to --lr %s", settings.optim.warmup_epochs,
                      settings.train.epochs, settings.optim.lr)
-    for line in (*without_effect(settings.optim), *idle_flags(settings.parallel, len(contexts), communicator.size)):
+    for line in (*without_effect(settings.optim), *idle_flags(parallel, len(contexts), communicator.size)):
         _log.warning("%s", line)
     monitor = Monitor(settings.train.monitor, settings.train.patience, settings.train.min_delta)
-    known = (*evaluation_head.names, *(scores().names if scores else ())) if val_data is not None else head.names
+    known = ((*made.evaluation_head.names, *(scores().names if scores else ())) if val_data is not None
+             else made.head.names)
     if monitor.name not in ("auto", *known):
         raise UserError(f"--monitor {monitor.name}: no such value; allowed are auto, {', '.join(known)}")
     communicator.compression = compression_for(
-        settings.parallel, {names[id(p)]: gradient for p, gradient in zip(layout.parameters, layout.gradients[0])},
-        communicator.size)
-    audit = Audit(settings.parallel.audit, settings.train.seed, layout, communicator, parameters)
+        parallel, {names[id(p)]: copies[0] for p, copies in zip(layout.parameters, layout.sums)}, communicator.size)
+    audit = Audit(parallel.audit, settings.train.seed, layout, communicator, parameters)
     return Run(contexts=contexts, parameters=parameters, layout=layout, audit=audit, communicator=communicator,
                optimizer=optimizer,
                learning_rate=functools.partial(learning_rate, settings.optim, updates_per_epoch=len(train_data),
                                                epochs=settings.train.epochs),
                train_data=train_data, val_data=val_data, data_fingerprint=fingerprint, epochs=settings.train.epochs,
-               meter=Meter(head.names, communicator), evaluation_names=evaluation_head.names, scores=scores,
+               meter=Meter(made.head.names, communicator), evaluation_names=made.evaluation_head.names, scores=scores,
                values=values,
-               told=functools.partial(experts.told, net, contexts[0]),
+               told=functools.partial(experts.told, net, layout.weight),
                monitor=monitor,
                clip_norm=settings.optim.clip_norm, checkpoint_updates=settings.train.checkpoint_updates,
                checkpoint_minutes=settings.train.checkpoint_minutes, advice=train_data.advice())
 
 
-def _optimizer(net: Block, settings: SimpleNamespace, parameters: dict, contexts: List[mx.Context], communicator):
+def _optimizer(net: Block, settings: SimpleNamespace, parameters: dict, layout: Layout, communicator):
     if not communicator.apart:
-        return Optimizer(settings.optim, parameters, contexts)
+        return Optimizer(settings.optim, parameters, layout.held)
     from mxtrain.parallel.asynchronous import OnServers
 
     communicator.ahead = 4 if settings.parallel.staleness is None else settings.parallel.staleness
     statistics = [parameter for layer in moving_layers(net) for parameter in (layer.running_mean, layer.running_var)]
-    return OnServers(settings.optim, parameters, statistics, contexts, communicator)
+    return OnServers(settings.optim, parameters, statistics, layout.contexts,
+                     [held.gradient for held in layout.held[0]], communicator)
+
+
+def grid_for(parallel: ParallelConfig, contexts: int, communicator) -> Grid:
+    """The devices of all processes, each with so many contexts. Raises UserError where they do not make up a layout."""
+    of_all = grid(parallel.pp, parallel.dp, contexts, communicator.size, communicator.rank)
+    if of_all.span > 1 and not communicator.sends:
+        raise UserError(f"--pp {parallel.pp}: a pipeline over several processes, of {contexts} context"
+                        f"{'s' * (contexts > 1)} each, needs Horovod, which sends from one to another: start them by "
+                        "horovodrun")
+    if of_all.span > 1 and parallel.compression != "none":
+        raise UserError(f"--compression {parallel.compression}: is for sums over all processes, and --pp {parallel.pp} "
+                        "spreads a replica over several; leave one out")
+    return of_all
 
 
 def part_for(settings: SimpleNamespace, contexts: int, communicator) -> Callable:
     """Which rows of a batch this process reads, which has that many contexts; also resolves the number of shards."""
-    parallel, replicas = settings.parallel, contexts * communicator.size
-    if parallel.audit or not (parallel.shards or parallel.micro_batch or parallel.exact):
+    parallel = settings.parallel
+    if parallel.audit or parallel.pp > 1 or parallel.zero or not (
+            parallel.shards or parallel.micro_batch or parallel.exact):
         communicator.check_same(contexts, lambda expected: (
             f"--gpus, --cpus: {contexts} contexts for rank {communicator.rank} and {expected} for rank 0; all "
-            "processes need as many, for --audit and where --shards does not say how a batch is cut"))
-    shards = communicator.together(lambda: _resolve_shards(settings, replicas))
-    first = communicator.rank * contexts
-    return functools.partial(part_of, first=first, count=contexts, replicas=replicas, shards=shards)
+            "processes need as many, for --audit, --pp and --zero, and where --shards does not say how a batch is cut"))
+    of_all = communicator.together(lambda: grid_for(parallel, contexts, communicator))
+    shards = communicator.together(lambda: _resolve_shards(settings, contexts * communicator.size))
+    return functools.partial(part_of, first=of_all.here.start, count=len(of_all.here), replicas=of_all.replicas,
+                             shards=shards)
 
 
-def _resolve_shards(settings: SimpleNamespace, replicas: int) -> int:
+def _resolve_shards(settings: SimpleNamespace, contexts: int) -> int:
     """Gives settings.parallel.shards its number, for this many contexts in all processes."""
     parallel = settings.parallel
-    parallel.shards = number_of_shards(parallel, settings.train.batch_size, replicas)
+    parallel.shards = number_of_shards(parallel, settings.train.batch_size, contexts)
     parallel.micro_batch = None  # it has become a number of shards
     return parallel.shards
 
@@ -128,7 +195,7 @@ def start_alike(run: Run) -> None:
     """All processes start from the weights of rank 0, whatever their own files or generators gave."""
     if run.communicator.size == 1:
         return
-    arrays = [parameter.data(run.contexts[0]) for parameter in run.parameters.values()]
+    arrays = [parameter.list_data()[0] for parameter in run.parameters.values()]
     run.communicator.broadcast(arrays)
     for parameter, array in zip(run.parameters.values(), arrays):
         parameter.set_data(array)
@@ -204,14 +271,25 @@ def _refuse_unsupported(net: Block) -> None:
         raise UserError("SyncBatchNorm waits for devices that take turns here; use BatchNorm, which works on a shard")
 
 
-def _warn_about_shards(net: Block, batch_size: int, shards: int, contexts: list, processes: int) -> None:
-    replicas = [f"{ctx} of rank {rank}" if processes > 1 else str(ctx) for rank in range(processes) for ctx in contexts]
-    if shards < len(replicas):
-        idle = [name for r, name in enumerate(replicas) if not assigned(r, len(replicas), shards)]
-        _log.warning("%d shards on %d contexts: %s idle", shards, len(replicas), ", ".join(idle))
+def _warn_about_shards(net: Block, batch_size: int, layout: Layout) -> None:
+    shards, replicas = layout.shards, layout.replicas
+    if shards < replicas:
+        _log.warning("%d shards on %d %s: %s idle", shards, replicas,
+                     "contexts" if layout.grid.stages == 1 else "replicas", ", ".join(_idle(layout)))
     if batch_size < shards:
         _log.warning("a batch of %d samples fills only %d of %d shards", batch_size, batch_size, shards)
     rows = batch_size // shards
     if rows < 8 and any(not isinstance(layer, experts.Statistics) for layer in moving_layers(net)):
         _log.warning("batch normalization sees %d samples at a time (--batch-size %d in %d shards): 8 or more are "
                      "advisable", max(1, rows), batch_size, shards)
+
+
+def _idle(layout: Layout) -> List[str]:
+    """The replicas without a shard, by their devices."""
+    grid, found = layout.grid, []
+    for replica in range(grid.replicas):
+        if not assigned(replica, grid.replicas, layout.shards):
+            for rank, context in (divmod(replica * grid.stages + stage, grid.contexts) for stage in range(grid.stages)):
+                name = str(layout.contexts[context])
+                found.append(f"{name} of rank {rank}" if grid.processes > 1 else name)
+    return found

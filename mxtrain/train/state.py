@@ -50,8 +50,9 @@ class State:
 
 def snapshot(run) -> tuple:
     """(arrays, state) of a checkpoint of a run. All processes call it at the same time."""
-    arrays = {f"weights/{name}": p.data(run.contexts[0]).asnumpy() for name, p in run.parameters.items()}
-    arrays.update({f"optimizer/{name}": array for name, array in run.optimizer.state_arrays().items()})
+    arrays = {f"weights/{name}": run.layout.weight(p) for name, p in run.parameters.items()}
+    states = run.optimizer.state_arrays(run.layout.assemble)
+    arrays.update({f"optimizer/{name}": array for name, array in states.items()})
     arrays.update({f"{_RESIDUAL}{name}": array for name, array in residuals.gather(run.communicator).items()})
     run.state.totals = run.meter.totals.state()
     state = {"position": asdict(run.state), "monitor": run.monitor.state(), "data": run.data_fingerprint}

@@ -20,7 +20,7 @@ from mxtrain.data.datasets import ArrayDataset
 from mxtrain.data.loader import Loader, loaders
 from mxtrain.data.settings import DataConfig
 from mxtrain.errors import BadSample, TrainingError, UserError
-from mxtrain.parallel.layout import part_of
+from mxtrain.parallel.shards import part_of
 
 
 class Numbers(gluon.data.Dataset):

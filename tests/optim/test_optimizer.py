@@ -7,6 +7,7 @@ from mxnet.gluon import Parameter
 
 from mxtrain.errors import UserError
 from mxtrain.optim.optimizer import AGGREGATE, Optimizer
+from holding import first_context, give, held
 from mxtrain.optim.settings import OptimConfig
 
 SHAPES = {"0.weight": (3, 4), "0.bias": (3,), "1.gamma": (3,), "1.beta": (3,)}
@@ -36,12 +37,18 @@ def run(config, count=1, updates=range(len(RATES)), optimizer=None, of=None):
     """Updates on `count` contexts; returns (optimizer, parameters)."""
     contexts = [mx.cpu(i) for i in range(count)]
     of = of or parameters(contexts)
-    optimizer = optimizer or Optimizer(config, of, contexts)
+    optimizer = optimizer or Optimizer(config, of, held(of, contexts))
     shapes = {name: p.shape for name, p in of.items()}
     for update in updates:
-        grads = [[mx.nd.array(g, ctx=ctx) for g in gradients(update, shapes)] for ctx in contexts]
-        optimizer.update(grads, update, RATES[update], SCALE)
+        for own in optimizer._held:
+            give(own, gradients(update, shapes))
+        optimizer.update(update, RATES[update], SCALE)
     return optimizer, of
+
+
+def new(name):
+    of = parameters([mx.cpu(0)])
+    return Optimizer(OptimConfig(optimizer=name), of, held(of, [mx.cpu(0)]))
 
 
 def sgd(w, g, state, lr, t, wd, momentum=0.9):
@@ -104,7 +111,7 @@ def test_sgd_and_nag_without_momentum():
     for name in ("sgd", "nag"):
         optimizer, of = run(OptimConfig(optimizer=name, momentum=0.0, weight_decay=0.1))
         check(of, by_numpy(lambda *args: sgd(*args, momentum=0.0), 0.1))
-        assert optimizer.state_arrays() == {}
+        assert optimizer.state_arrays(first_context) == {}
 
 
 def test_adamw_decays_apart_from_the_gradient():
@@ -112,8 +119,8 @@ def test_adamw_decays_apart_from_the_gradient():
     for name, expected in (("adamw", 1 - 0.1 * 0.3), ("adam", 1 - 0.1)):
         of = {"w": Parameter("w", shape=(1,))}
         of["w"].initialize(mx.init.One())
-        optimizer = Optimizer(OptimConfig(optimizer=name, weight_decay=0.3), of, [mx.cpu(0)])
-        optimizer.update([[mx.nd.zeros((1,))]], 0, 0.1, 1.0)
+        optimizer = Optimizer(OptimConfig(optimizer=name, weight_decay=0.3), of, held(of, [mx.cpu(0)]))
+        optimizer.update(0, 0.1, 1.0)
         assert of["w"].data().asscalar() == pytest.approx(expected, rel=1e-6)
 
 
@@ -151,13 +158,13 @@ def test_states_go_to_any_number_of_contexts(name, before, after):
     config = OptimConfig(optimizer=name, weight_decay=0.1)
     _, expected = run(config)
     optimizer, of = run(config, before, range(2))
-    states = optimizer.state_arrays()
+    states = optimizer.state_arrays(first_context)
     assert all(isinstance(array, np.ndarray) for array in states.values())
     contexts = [mx.cpu(i) for i in range(after)]
     resumed = parameters(contexts)
     for key, parameter in of.items():
         resumed[key].set_data(parameter.data(mx.cpu(0)))
-    other = Optimizer(config, resumed, contexts)
+    other = Optimizer(config, resumed, held(resumed, contexts))
     other.load_state_arrays(states)
     run(config, after, range(2, len(RATES)), other, resumed)
     for key, parameter in resumed.items():
@@ -167,15 +174,15 @@ def test_states_go_to_any_number_of_contexts(name, before, after):
 
 
 def test_states_of_another_optimizer_or_network_are_refused():
-    states = run(OptimConfig(optimizer="sgd"))[0].state_arrays()
-    other = Optimizer(OptimConfig(optimizer="adam"), parameters([mx.cpu(0)]), [mx.cpu(0)])
+    states = run(OptimConfig(optimizer="sgd"))[0].state_arrays(first_context)
+    other = new("adam")
     with pytest.raises(UserError, match="0.bias/1"):
         other.load_state_arrays(states)
-    same = Optimizer(OptimConfig(optimizer="sgd"), parameters([mx.cpu(0)]), [mx.cpu(0)])
+    same = new("sgd")
     with pytest.raises(UserError, match="shapes"):
         same.load_state_arrays({name: array[:1] for name, array in states.items()})
 
 
 def test_an_unknown_name_lists_the_nearest():
     with pytest.raises(UserError, match="--optimizer adamm: must be one of sgd, nag, adam, "):
-        Optimizer(OptimConfig(optimizer="adamm"), parameters([mx.cpu(0)]), [mx.cpu(0)])
+        new("adamm")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mxnet.gluon import Parameter
 
+from holding import give, held
 from mxtrain.errors import BadSample, Elsewhere, UserError
 from mxtrain.optim.optimizer import Optimizer
 from mxtrain.optim.settings import OptimConfig, OptimizerName
@@ -151,7 +152,7 @@ def run_of(communicator, ahead):
     communicator.use([mx.cpu(0)])
     communicator.ahead = ahead
     nothing = SimpleNamespace(wait=lambda: None, weights=lambda *_, **__: None, gather=lambda: None,
-                              rows_of=lambda batch: [batch])
+                              rows_of=lambda batch: [batch], bad_of=lambda batch: 0)
     return SimpleNamespace(
         communicator=communicator, state=State(), meter=Meter(["loss"], communicator), layout=nothing, audit=nothing,
         optimizer=nothing, checkpoints=None, checkpoint_minutes=None, saved_at=0.0, reported_at=time.monotonic(),
@@ -234,6 +235,13 @@ def parameters(contexts):
     return result
 
 
+def on_servers(config, own, communicator, holding=None):
+    """holding: of all contexts; by default of one."""
+    holding = holding or held(own, [mx.cpu(0)])
+    contexts = [of_context[0].weight.context for of_context in holding]
+    return OnServers(config, own, [], contexts, [one.gradient for one in holding[0]], communicator)
+
+
 def step(number):
     """(gradients, learning rate, scale) of an update."""
     draw = np.random.RandomState(number).normal
@@ -251,18 +259,21 @@ def test_a_single_worker_updates_as_without_servers(among, monkeypatch, name, bo
 
     def trained(make):
         own = parameters(contexts)
-        optimizer = make(own)
+        holding = held(own, contexts)
+        optimizer = make(own, holding)
         optimizer.begin()
         for number in range(5):
             gradients, lr, scale = step(number)
-            optimizer.update([[mx.nd.array(g, ctx=ctx) for g in gradients] for ctx in contexts], number, lr, scale)
+            for of_context in holding:
+                give(of_context, gradients)
+            optimizer.update(number, lr, scale)
         optimizer.gather()
         for parameter in own.values():
             assert len({parameter.data(ctx).asnumpy().tobytes() for ctx in contexts}) == 1
         return [parameter.data(contexts[0]).asnumpy() for parameter in own.values()]
 
-    expected = trained(lambda own: Optimizer(config, own, contexts))
-    found, = whole(among(1, lambda c: trained(lambda own: OnServers(config, own, [], contexts, c))))
+    expected = trained(lambda own, holding: Optimizer(config, own, holding))
+    found, = whole(among(1, lambda c: trained(lambda own, holding: on_servers(config, own, c, holding))))
     start = [parameter.data(contexts[0]).asnumpy() for parameter in parameters(contexts).values()]
     for one, other, before in zip(found, expected, start):
         assert np.abs(one - other).max() <= 1e-6 * np.abs(other).max()
@@ -278,10 +289,11 @@ def test_every_push_counts_and_all_have_the_weights_in_the_end(among):
         communicator.use(contexts)
         own, mean = parameters(contexts), Parameter("mean", shape=(2,))
         mean.initialize(mx.init.Constant(communicator.rank), ctx=contexts)
-        optimizer = OnServers(OptimConfig(momentum=0, weight_decay=0), own, [mean], contexts, communicator)
+        optimizer = OnServers(OptimConfig(momentum=0, weight_decay=0), own, [mean], contexts,
+                              [mx.nd.ones((3, 5)), mx.nd.ones((4,))], communicator)
         optimizer.begin()
         for number in range({0: 1, 1: 2, 2: 0}[communicator.rank]):
-            optimizer.update([[mx.nd.ones((3, 5)), mx.nd.ones((4,))]], number, lr=0.5, scale=0.25)
+            optimizer.update(number, lr=0.5, scale=0.25)
         optimizer.gather()
         optimizer.gather()  # without updates in between, nothing changes
         return [parameter.data().asnumpy().tolist() for parameter in (*own.values(), mean)]
@@ -296,7 +308,7 @@ def test_every_push_counts_and_all_have_the_weights_in_the_end(among):
 
 def test_norms_of_pieces_are_refused(among, monkeypatch):
     monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", "8")
-    error, = among(1, lambda c: OnServers(OptimConfig(optimizer="lamb"), parameters([mx.cpu(0)]), [], [mx.cpu(0)], c))
+    error, = among(1, lambda c: on_servers(OptimConfig(optimizer="lamb"), parameters([mx.cpu(0)]), c))
     assert isinstance(error, UserError) and "--optimizer lamb" in str(error)
 
 
@@ -310,10 +322,11 @@ def test_states_that_are_lost_are_spoken_of(among, caplog):
     def function(communicator):
         for momentum in (0.0, 0.9):
             config = OptimConfig(momentum=momentum)
-            OnServers(config, parameters([mx.cpu(0)]), [], [mx.cpu(0)], communicator).load_state_arrays({})
+            on_servers(config, parameters([mx.cpu(0)]), communicator).load_state_arrays({})
 
     whole(among(1, function))
     assert caplog.text.count("they begin anew") == 1
     caplog.clear()
-    Optimizer(OptimConfig(momentum=0.9), parameters([mx.cpu(0)]), [mx.cpu(0)]).load_state_arrays({})
+    own = parameters([mx.cpu(0)])
+    Optimizer(OptimConfig(momentum=0.9), own, held(own, [mx.cpu(0)])).load_state_arrays({})
     assert caplog.text.count("begin anew") == 1

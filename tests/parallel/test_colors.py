@@ -28,7 +28,7 @@ def gradients(count, rows):
     layout.forward_backward((x, y), 0)
     InProcess("device", contexts).allreduce(layout.sums)
     layout.finish(8)
-    return [gradient.asnumpy() for gradient in layout.gradients[0]]
+    return [gradient.asnumpy() for gradient in (held.gradient for held in layout.held[0])]
 
 
 @pytest.mark.parametrize("rows", [9, 16, 21])

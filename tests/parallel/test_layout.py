@@ -1,5 +1,7 @@
 """Shards, and the gradient of a batch over contexts: the sum of its samples' gradients, by plain numpy."""
 
+from types import SimpleNamespace
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ from mxnet.gluon import nn
 from mxtrain.data.loader import Batch
 from mxtrain.parallel.communicator import InProcess
 from mxtrain.parallel.exact import NotSummable
-from mxtrain.parallel.layout import Layout, assigned, part_of, shard_bounds
+from mxtrain.parallel.layout import Layout
+from mxtrain.parallel.shards import assigned, part_of, shard_bounds
 from mxtrain.tasks.heads import heads_for
 
 FEATURES, CLASSES = 6, 4
@@ -41,12 +44,16 @@ def layout_of(net, ctx, shards, loss=LOSS, **options):
     return Layout(net, *heads_for(loss, CLASSES), ctx, shards, **options)
 
 
+def gradients_of(layout):
+    return [[held.gradient for held in own] for own in layout.held]
+
+
 def run(layout, batch, update=0, kvstore="device"):
     """One batch; returns (reports (rows, 2), [gradients by name on each context])."""
     reports = layout.forward_backward(batch, update)
     InProcess(kvstore, layout.contexts).allreduce(layout.sums)
     layout.finish(sum(map(bool, layout.rows_of(batch))))
-    gradients = [{p.name: g.asnumpy().copy() for p, g in zip(layout.parameters, own)} for own in layout.gradients]
+    gradients = [{p.name: g.asnumpy().copy() for p, g in zip(layout.parameters, own)} for own in gradients_of(layout)]
     return np.concatenate([report.asnumpy() for report in reports]), gradients
 
 
@@ -263,7 +270,8 @@ def test_processes_run_each_row_of_a_batch_once(count, shards):
     """Also where some have no shard; of a batch that all have whole, one with a bad sample, and their own parts."""
     kept = np.delete(np.arange(11), 4)
     whole = Batch((X[:11], Y[:11]), 11, bad=[(4, "bad")])
-    layouts = [layout_of(linear(contexts(1)), contexts(1), shards, rank=rank, size=count) for rank in range(count)]
+    communicators = [SimpleNamespace(rank=rank, size=count) for rank in range(count)]
+    layouts = [layout_of(linear(contexts(1)), contexts(1), shards, communicator=one) for one in communicators]
     for batch, rows in (((X[:11], Y[:11]), np.arange(11)), (whole, kept)):
         places = [layout.place_of(batch) for layout in layouts]
         assert np.concatenate([positions for _, positions, _ in places]).tolist() == rows.tolist()

@@ -7,6 +7,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxtrain.errors import UserError
+from mxtrain.models import plan
 from mxtrain.parallel.program import build, compile_chain, group_starts
 from mxtrain.tasks.heads import heads_for
 
@@ -21,30 +22,49 @@ def network(rate=0.5):
     return net
 
 
-def shape_of(groups):
-    """[[(first segment, whether it is seeded), ...], ...]"""
-    return [[(chunk.segment, chunk.draws) for chunk in group] for group in groups]
+def built(net, recompute="none", static=False, stages=(0,)):
+    segments = plan.segments(net)
+    return build(net, *HEADS, segments, stages, group_starts(net, segments, recompute), recompute != "none", static)
+
+
+def shape_of(stages):
+    """For each stage [[(first segment, whether it is seeded), ...], ...], by groups."""
+    return [[[(chunk.segment, chunk.draws) for chunk in group.recorded] for group in stage.groups] for stage in stages]
+
+
+def ahead_of(stages):
+    return [[group.ahead and [(chunk.segment, chunk.draws) for chunk in group.ahead] for group in stage.groups]
+            for stage in stages]
 
 
 def test_a_chunk_starts_where_random_numbers_are_drawn():
-    program = build(network(), *HEADS, "none", static=False)
-    assert shape_of(program.groups) == [[(0, False), (2, True), (4, True)]]
-    assert program.ahead == []
+    program = built(network())
+    assert shape_of(program.stages) == [[[(0, False), (2, True), (4, True)]]]
+    assert ahead_of(program.stages) == [[None]]
     assert len(program.segments) == 6
 
 
 def test_groups_start_at_even_cuts_and_chunks_within_them():
-    program = build(network(), *HEADS, "3", static=False)
-    assert shape_of(program.groups) == [[(0, False)], [(2, True)], [(4, True)]]
-    assert shape_of(program.ahead) == [[(0, False)], [(2, True)]]
-    program = build(network(), *HEADS, "2", static=False)
-    assert shape_of(program.groups) == [[(0, False), (2, True)], [(3, False), (4, True)]]
+    program = built(network(), "3")
+    assert shape_of(program.stages) == [[[(0, False)], [(2, True)], [(4, True)]]]
+    assert ahead_of(program.stages) == [[[(0, False)], [(2, True)], []]]
+    program = built(network(), "2")
+    assert shape_of(program.stages) == [[[(0, False), (2, True)], [(3, False), (4, True)]]]
+
+
+def test_a_stage_starts_a_group():
+    program = built(network(), stages=(0, 4))
+    assert shape_of(program.stages) == [[[(0, False), (2, True)]], [[(4, True)]]]
+    assert ahead_of(program.stages) == [[None], [None]]
+    program = built(network(), "3", stages=(0, 1))
+    assert shape_of(program.stages) == [[[(0, False)]], [[(1, False)], [(2, True)], [(4, True)]]]
+    assert ahead_of(program.stages) == [[[(0, False)]], [[(1, False)], [(2, True)], []]]
 
 
 def test_without_random_numbers_the_network_stays_whole():
     net = network(rate=0)
-    program = build(net, *HEADS, "none", static=False)
-    assert shape_of(program.groups) == [[(0, False)]]
+    program = built(net)
+    assert shape_of(program.stages) == [[[(0, False)]]]
     assert program.segments == [net]
 
 
@@ -61,11 +81,11 @@ def test_group_starts():
 
 def test_what_cannot_be_recomputed_is_refused():
     with pytest.raises(UserError, match="--recompute 7: the network has 6 segments"):
-        build(network(), *HEADS, "7", static=False)
+        built(network(), "7")
     dense = nn.Dense(3, in_units=4)
     for recompute in ("2", "blocks"):
         with pytest.raises(UserError, match=f"--recompute {recompute}: Dense offers no segments"):
-            build(dense, *HEADS, recompute, static=False)
+            built(dense, recompute)
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -75,18 +95,21 @@ def test_the_chunks_compute_the_network_and_its_loss(static):
     w = [net[i].weight.data().asnumpy().astype("float64") for i in (0, 3, 5)]
     scores = (np.maximum(x.asnumpy() @ w[0].T, 0) @ w[1].T) @ w[2].T  # biases start as 0
     expected = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(5), y.asnumpy().astype(int)]
-    for recompute in ("none", "2"):
-        program = build(net, *HEADS, recompute, static)
-        value = x
+    for recompute, stages in (("none", (0,)), ("2", (0,)), ("none", (0, 2, 3))):
+        program = built(net, recompute, static, stages)
+        value = seen = x
         with autograd.train_mode():
-            for group in program.ahead:
-                for chunk in group:
+            *before, last = [group for stage in program.stages for group in stage.groups]
+            for group in before:
+                for chunk in group.ahead or group.recorded:
                     value = chunk.block(value)
-            loss, report = program.groups[-1][0].block(value, y)
+            loss, report = last.recorded[0].block(value, y)
         # float32 against float64, three layers of sums of 4 to 8 terms below 1
         np.testing.assert_allclose(loss.asnumpy(), expected, rtol=1e-5)
         np.testing.assert_array_equal(report.asnumpy()[:, 0], loss.asnumpy())
-        np.testing.assert_allclose(program.inference(x, y).asnumpy()[:, 0], expected, rtol=1e-5)
+        for stage in program.stages[:-1]:
+            seen = stage.inference(seen)
+        np.testing.assert_allclose(program.stages[-1].inference(seen, y).asnumpy()[:, 0], expected, rtol=1e-5)
 
 
 class Plain(gluon.Block):

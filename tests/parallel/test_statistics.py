@@ -7,7 +7,8 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from mxtrain.parallel.communicator import InProcess
-from mxtrain.parallel.layout import Layout, shard_bounds
+from mxtrain.parallel.layout import Layout
+from mxtrain.parallel.shards import shard_bounds
 from mxtrain.parallel.statistics import moving_layers, unreached_by_backward
 from mxtrain.tasks.heads import heads_for
 

@@ -10,7 +10,8 @@ import mxtrain
 from mxtrain import UserError
 from mxtrain.errors import Elsewhere, TrainingError
 from mxtrain.optim import optimizer
-from mxtrain.parallel.layout import Layout, part_of
+from mxtrain.parallel.layout import Layout
+from mxtrain.parallel.shards import part_of
 from mxtrain.tasks.heads import heads_for
 from mxtrain.train.audit import Audit
 from ranks import among
@@ -53,8 +54,8 @@ def plant(monkeypatch, update, index, ctx):
     """Adds a little to a weight on one context after an update (the first is 1)."""
     real = optimizer.Optimizer.update
 
-    def with_fault(self, gradients, number, lr, scale):
-        real(self, gradients, number, lr, scale)
+    def with_fault(self, number, lr, scale):
+        real(self, number, lr, scale)
         if number + 1 == update:
             parameter = list(net[0].collect_params().values())[index]
             parameter.data(ctx)[:] += 1e-7 * (1 + mx.nd.abs(parameter.data(ctx)))
@@ -167,7 +168,7 @@ def gradient_of_a_rank(fault):
         rank, size = communicator.rank, communicator.size
         net = nets[rank]
         layout = Layout(net, *heads_for(gluon.loss.SoftmaxCrossEntropyLoss(), 3), [mx.cpu(rank)], 8, exact=True,
-                        sample=[mx.nd.array(X[:1], ctx=mx.cpu(rank))], rank=rank, size=size)
+                        sample=[mx.nd.array(X[:1], ctx=mx.cpu(rank))], communicator=communicator)
         audit = Audit(0.9999, 3, layout, communicator, net._collect_params_with_prefix())
         start, stop = part_of(10, rank, 1, size, 8)
         batch = Batch((X[start:stop], Y[start:stop]), 10, np.arange(start, stop))
@@ -215,8 +216,8 @@ def test_weights_of_three_processes():
         net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
         if communicator.rank == 1:
             net.bias.data(mx.cpu(1))[1] = -0.0  # is equal to 0, and has other bits
-        layout = Layout(net, *heads_for(gluon.loss.L2Loss(), 2), [mx.cpu(0), mx.cpu(1)], 6, rank=communicator.rank,
-                        size=communicator.size)
+        layout = Layout(net, *heads_for(gluon.loss.L2Loss(), 2), [mx.cpu(0), mx.cpu(1)], 6,
+                        communicator=communicator)
         audit = Audit(2, 3, layout, communicator, net._collect_params_with_prefix())
         audit.weights(1)
         audit.weights(2)

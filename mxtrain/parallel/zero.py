@@ -1,0 +1,268 @@
+"""ZeRO: replicas that share out the optimizer's states, and the gradients (Rajbhandari et al. 2020).
+
+Every parameter is cut into parts, which are dealt out to the replicas. Stage 1: only the owner of a part keeps its
+optimizer states and updates it; then all others get the part. Stage 2: a gradient is summed at its owners as soon as
+backward has passed a group of the network, and nobody else keeps it.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Parameter
+
+from mxtrain.optim.clipping import CHUNK
+from mxtrain.parallel.exact import ExactSum, FloatSum
+
+Arrays = List[mx.nd.NDArray]
+
+
+class Part(NamedTuple):
+    """Elements of a parameter, counted in its flat form, that are updated in one place."""
+
+    parameter: int
+    """Its number."""
+    start: int
+    stop: int
+    owner: Optional[int]
+    """The replica that updates it; None: all do."""
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def deal(sizes: Dict[int, int], replicas: int, whole: bool = False, like: Dict[int, List[Part]] = {},
+         loads: Optional[List[int]] = None) -> List[Part]:
+    """Cuts parameters at the chunks of a global norm and deals the parts out evenly, the largest first.
+
+    sizes: of parameters, by their number. whole: do not cut them, for an optimizer that needs norms of parameters.
+    like: parameters whose parts have the owners of these parts of another one. loads: elements that every replica has
+    from before (changed).
+    """
+    loads = [0] * replicas if loads is None else loads
+    parts = []
+    for number, size in sizes.items():
+        step = max(1, size) if whole else CHUNK
+        parts += [Part(number, start, min(start + step, size), None) for start in range(0, size, step)]
+    dealt = {}
+    for part in sorted(parts, key=lambda part: (part.parameter not in like, -part.size)):
+        if part.parameter in like:
+            owner = like[part.parameter][part.start // CHUNK if not whole else 0].owner
+        else:
+            owner = loads.index(min(loads))
+        loads[owner] += part.size
+        dealt[part] = part._replace(owner=owner)
+    return [dealt[part] for part in parts]
+
+
+def flat(array: mx.nd.NDArray, part: Part) -> mx.nd.NDArray:
+    """A part of a parameter's array, sharing its memory."""
+    return array.reshape((-1,))[part.start:part.stop]
+
+
+class Owners:
+    """Who of the replicas of a stage owns what, and how it comes to them.
+
+    groups: the parts of the parameters of each of the program's groups. contexts: the stage's, of the replicas here.
+    peers: the communicator of the processes that have the stage, each with as many contexts.
+    name: of the stage, for transfers.
+    """
+
+    def __init__(self, groups: List[List[Part]], contexts: Sequence[mx.Context], peers, name: str):
+        self.groups, self.contexts, self.peers, self.name = groups, list(contexts), peers, name
+        self._first = peers.rank * len(contexts)
+
+    def owned(self, here: int) -> List[List[Part]]:
+        """What the replica number `here` of this process owns, by groups."""
+        return [[part for part in group if part.owner == self._first + here] for group in self.groups]
+
+    def share(self, weights: Sequence[Dict[int, mx.nd.NDArray]]) -> None:
+        """Gives all replicas the parts that their owners have. weights: of the replicas here, by the parameters'
+        numbers."""
+        for number, group in enumerate(self.groups):
+            if self.peers.size > 1:
+                self._share_among_processes(number, weights)
+            for part in group:
+                source = part.owner - self._first
+                if 0 <= source < len(self.contexts):
+                    for other, own in enumerate(weights):
+                        if other != source:
+                            flat(weights[source][part.parameter], part).copyto(flat(own[part.parameter], part))
+
+    def _share_among_processes(self, number: int, weights) -> None:
+        for column, ctx in enumerate(self.contexts):
+            blocks = self.columns(number, column)
+            length = max(sum(part.size for part in block) for block in blocks)
+            if not length:
+                continue
+            own = [flat(weights[column][part.parameter], part) for part in blocks[self.peers.rank]]
+            everything = self.peers.all_gather(padded(own, length, ctx, "float32"),
+                                                tag=f"share.{self.name}.{column}")
+            for rank, block in enumerate(blocks):
+                start = rank * length
+                for part in block:
+                    if rank != self.peers.rank:
+                        for replica in weights:
+                            everything[start:start + part.size].copyto(flat(replica[part.parameter], part))
+                    start += part.size
+
+    def columns(self, number: int, column: int) -> List[List[Part]]:
+        """The parts of a group that are owned by the replicas with the same place in each of the processes."""
+        return [[part for part in self.groups[number] if part.owner == rank * len(self.contexts) + column]
+                for rank in range(self.peers.size)]
+
+
+def padded(arrays: Arrays, length: int, ctx: mx.Context, dtype: str) -> mx.nd.NDArray:
+    """Vectors one after the other, and zeros up to a length."""
+    missing = length - sum(array.size for array in arrays)
+    arrays = [*arrays, *([mx.nd.zeros((missing,), ctx=ctx, dtype=dtype)] if missing else [])]
+    return arrays[0].copy() if len(arrays) == 1 else mx.nd.concat(*arrays, dim=0)
+
+
+class Scatter:
+    """The sums of the gradients of a stage at their owners, on the contexts of the replicas here.
+
+    exact: whether sums are exact; of so many `numbers` per element.
+    """
+
+    def __init__(self, owners: Owners, exact: bool, numbers: int):
+        self._owners, self._exact, self._numbers = owners, exact, numbers
+        self._contexts, self._peers = owners.contexts, owners.peers
+        self.sums, self._starts = [], []
+        for here, ctx in enumerate(self._contexts):
+            groups = owners.owned(here)
+            starts, start = {}, 0
+            for part in (part for group in groups for part in group):
+                starts[part] = start
+                start += part.size
+            self._starts.append(starts)
+            size = max(1, start)  # MXNet has no empty arrays
+            self.sums.append(ExactSum(size, ctx, numbers) if exact else FloatSum(size, ctx))
+        self._waiting: Dict[tuple, Dict[int, Dict[int, mx.nd.NDArray]]] = {}
+
+    def begin(self, shards: Sequence[int], rounds: int) -> None:
+        """shards: how many each replica here runs of a batch. rounds: the most that any replica may run."""
+        self._shards, self._rounds, self._handed = shards, rounds, {}
+        self._waiting.clear()
+        for total in self.sums:
+            total.clear()
+
+    def hand(self, here: int, group: int, gradients: Dict[int, mx.nd.NDArray]) -> None:
+        """Takes the gradients that a pass of a group has given, by the parameters' numbers; one may be missing."""
+        if self._peers.size == 1:
+            self._add(group, gradients)
+            return
+        turn = self._handed[here, group] = self._handed.get((here, group), -1) + 1
+        waiting = self._waiting.setdefault((turn, group), {})
+        waiting[here] = gradients
+        if len(waiting) == sum(count > turn for count in self._shards):
+            self._exchange(turn, group, list(self._waiting.pop((turn, group)).values()))
+
+    def end(self) -> None:
+        """To be called when all replicas here have handed over everything."""
+        if self._peers.size > 1:
+            for turn in range(max(self._shards, default=0), self._rounds):
+                for group in reversed(range(len(self._owners.groups))):
+                    self._exchange(turn, group, [])
+
+    def parts(self, here: int) -> Dict[Part, slice]:
+        """Where in a sum the parts are that a replica owns."""
+        return {part: slice(start, start + part.size) for part, start in self._starts[here].items()}
+
+    def _add(self, group: int, gradients: Dict[int, mx.nd.NDArray]) -> None:
+        for part in self._owners.groups[group]:
+            if part.parameter in gradients:
+                self.sums[part.owner].add(self._starts[part.owner][part], flat(
+                    gradients[part.parameter], part).as_in_context(self._contexts[part.owner]))
+
+    def _exchange(self, turn: int, group: int, passes: List[Dict[int, mx.nd.NDArray]]) -> None:
+        for column, ctx in enumerate(self._contexts):
+            blocks = self._owners.columns(group, column)
+            length = max(sum(part.size for part in block) for block in blocks)
+            if not length:
+                continue
+            size = length * len(blocks)
+            total = ExactSum(size, ctx, self._numbers) if self._exact else FloatSum(size, ctx)
+            for gradients in passes:
+                vectors = [padded([flat(gradients[part.parameter], part).as_in_context(ctx)
+                                   if part.parameter in gradients else mx.nd.zeros((part.size,), ctx=ctx)
+                                   for part in block], length, ctx, "float32") for block in blocks]
+                total.add(0, mx.nd.concat(*vectors, dim=0))
+            if self._exact:
+                total.spoil_blocks(length)
+            own = [self._peers.reduce_scatter(part, tag=f"scatter.{self._owners.name}.{column}.{i}")
+                   for i, part in enumerate(total.parts)]
+            used = sum(part.size for part in blocks[self._peers.rank])
+            start = min((self._starts[column][part] for part in blocks[self._peers.rank]), default=0)
+            if self._exact:
+                self.sums[column].add_parts(start, *(vector[:used] for vector in own)) if used else None
+            elif used:
+                self.sums[column].add(start, own[0][:used])
+
+
+class ScatteredGradients:
+    """The gradients of one replica's stage, which are handed over to their owners: see Scatter and parallel.gradients.
+
+    groups: the trained parameters of each group, by their numbers. here: number of the replica among those of this
+    process. may_leave_out: see FloatGradients.
+    """
+
+    parts: Arrays = []
+
+    def __init__(self, groups: List[Dict[int, Parameter]], ctx: mx.Context, scatter: Scatter, here: int,
+                 may_leave_out: bool):
+        for parameter in (parameter for group in groups for parameter in group.values()):
+            parameter.grad_req = "null"
+        self._groups = [{number: parameter.data(ctx) for number, parameter in group.items()} for group in groups]
+        self._ctx, self._scatter, self._here, self._may_leave_out = ctx, scatter, here, may_leave_out
+        self._open: Dict[int, List[Dict[int, mx.nd.NDArray]]] = {}
+        self._latest = None
+
+    def begin(self, busy: bool) -> None:
+        self._open.clear()
+
+    def before_shard(self, shard: int) -> None:
+        self._open[shard] = [self._mark(group) for group in self._groups]
+        self._latest = shard
+
+    def after_group(self, shard: int, group: int) -> None:
+        gradients = self._open[shard][group]
+        if self._latest == shard:
+            self._mark(self._groups[group])  # or the weights would hold the arrays that are given away
+        self._open[shard][group] = {}
+        self._scatter.hand(self._here, group, gradients)
+
+    def after_shard(self, shard: int) -> None:
+        del self._open[shard]
+
+    def end(self) -> None:
+        pass
+
+    def parts_of(self, number: int) -> Arrays:
+        """What is summed here of a parameter, by its place among those of this context."""
+        name = [number for group in self._groups for number in group][number]
+        return [array[place] for part, place in self._scatter.parts(self._here).items() if part.parameter == name
+                for array in self._scatter.sums[self._here].parts]
+
+    def finish(self) -> None:
+        self._scatter.sums[self._here].finish()
+
+    def _mark(self, weights: Dict[int, mx.nd.NDArray]) -> Dict[int, mx.nd.NDArray]:
+        """Has the next backward write the gradients of some weights to new arrays, which take memory only then."""
+        make = _zeros if self._may_leave_out else _without_memory
+        gradients = {number: make(weight.shape, self._ctx) for number, weight in weights.items()}
+        if weights:
+            autograd.mark_variables(list(weights.values()), list(gradients.values()), "write")
+        return gradients
+
+
+def _zeros(shape, ctx) -> mx.nd.NDArray:
+    return mx.nd.zeros(shape, ctx=ctx)
+
+
+def _without_memory(shape, ctx) -> mx.nd.NDArray:
+    """An array that takes its memory when it is first written."""
+    return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(shape, ctx, True, "float32"))

@@ -1,0 +1,62 @@
+import pytest
+
+from mxtrain.errors import UserError
+from mxtrain.parallel.grid import Grid, grid
+
+
+def grids(contexts, processes, stages):
+    return [grid(stages, None, contexts, processes, rank) for rank in range(processes)]
+
+
+CASES = [(1, 1, 1), (4, 1, 1), (4, 1, 2), (4, 1, 4), (2, 3, 1), (2, 2, 2), (2, 2, 4), (1, 4, 2), (1, 4, 4), (2, 4, 4)]
+
+
+@pytest.mark.parametrize("contexts, processes, stages", CASES)
+def test_every_stage_of_every_replica_is_on_one_device(contexts, processes, stages):
+    found = {}
+    for of in grids(contexts, processes, stages):
+        for context in range(contexts):
+            found[of.place(context)] = of.rank, context
+        assert sorted({of.place(context)[0] for context in range(contexts)}) == list(of.here)
+    replicas = contexts * processes // stages
+    assert sorted(found) == [(r, s) for r in range(replicas) for s in range(stages)]
+    for of in grids(contexts, processes, stages):
+        assert of.replicas == replicas
+        for (replica, stage), (rank, context) in found.items():
+            assert of.rank_of(replica, stage) == rank
+            assert of.context_of(replica, stage) == (context if rank == of.rank else None)
+
+
+@pytest.mark.parametrize("contexts, processes, stages", CASES)
+def test_peers_have_the_same_stages(contexts, processes, stages):
+    held = [{of.place(context)[1] for context in range(contexts)} for of in grids(contexts, processes, stages)]
+    for of in grids(contexts, processes, stages):
+        assert of.peers == tuple(rank for rank in range(processes) if held[rank] == held[of.rank])
+        assert of.has_first == (0 in held[of.rank])
+        assert of.has_last == (stages - 1 in held[of.rank])
+
+
+def test_groups_of_processes():
+    assert grid(2, None, 2, 3).groups() == []  # pipelines within processes need no other group than all
+    assert grid(2, None, 1, 2).groups() == [(0, 1)]
+    assert grid(3, None, 1, 3).groups() == [(0, 1), (1, 2), (0, 2)]
+    assert grid(2, None, 1, 4).groups() == [(0, 2), (1, 3), (0, 1), (2, 3)]
+    assert grid(4, None, 2, 4).groups() == [(0, 2), (1, 3), (0, 1), (2, 3)]
+    assert len({tuple(of.groups()) for of in grids(1, 4, 2)}) == 1, "all processes name the same groups"
+
+
+def test_one_process_is_the_plain_case():
+    assert Grid(3).here == range(3) and Grid(3).replicas == 3 and Grid(3).span == 1
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ((2, None, 3), "--pp 2: there are 3 contexts, which are no multiple of 2 stages"),
+    ((2, None, 1), "--pp 2: there are 1 context, which are no multiple"),
+    ((2, 4, 4), "--dp 4: 4 replicas of 2 stages need 8 contexts; there are 4 contexts"),
+    ((1, 3, 2, 2), "--dp 3: 3 replicas of 1 stage need 3 contexts; there are 2 processes with 2 contexts each, 4 in"),
+    ((4, None, 6, 2), "--pp 4: the stages of a replica are on contexts of one process, or on all contexts of several"),
+])
+def test_refused(arguments, words):
+    with pytest.raises(UserError) as error:
+        grid(*arguments)
+    assert str(error.value).startswith(words)

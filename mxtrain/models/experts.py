@@ -56,7 +56,7 @@ class Mixture(HybridBlock):
 
 
 class Router(HybridBlock):
-    """Chooses by a linear layer without bias. (tokens, width), (1,) rows -> the three arrays of Routes.
+    """Chooses by a linear layer without bias. (tokens, width), (1,) rows -> slots, weights, places.
 
     Its backward adds the gradient of the losses that even out the experts and keep scores small, times the rows: like
     any sum over samples it becomes a mean when gradients are divided by the rows of the batch, the mean over shards,
@@ -111,7 +111,8 @@ def told(net: Block, read: Callable[[Parameter], Optional[np.ndarray]]) -> Dict[
     """
     layers = []
     net.apply(lambda block: layers.append(block) if isinstance(block, Statistics) else None)
-    found = [_values(array) for array in (read(layer.running_mean) for layer in layers) if array is not None and array[-1]]
+    means = [read(layer.running_mean) for layer in layers]
+    found = [_values(array) for array in means if array is not None and array[-1]]
     return {name: sum(values[name] for values in found) / len(found) for name in (found[0] if found else ())}
 
 

@@ -21,6 +21,7 @@ from mxtrain.data.settings import DataConfig
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.devices import DeviceConfig
 from mxtrain.errors import UserError, nearest
+from mxtrain.models.experts_settings import ExpertsConfig
 from mxtrain.models.gpt_settings import GPTConfig
 from mxtrain.models.settings import ModelConfig
 from mxtrain.optim.settings import OptimConfig
@@ -29,7 +30,7 @@ from mxtrain.parallel.world import IN_PROCESS, started_together
 from mxtrain.train.settings import TrainConfig
 
 SECTIONS = {"train": TrainConfig, "data": DataConfig, "text": TextConfig, "model": ModelConfig, "gpt": GPTConfig,
-            "optim": OptimConfig, "parallel": ParallelConfig, "devices": DeviceConfig}
+            "experts": ExpertsConfig, "optim": OptimConfig, "parallel": ParallelConfig, "devices": DeviceConfig}
 
 MACHINE = {"gpus", "cpus", "kvstore", "staleness", "recompute", "audit", "workers", "worker_kind", "out", "resume",
            "checkpoint_updates", "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root",

@@ -16,7 +16,7 @@ from mxnet.gluon import Block
 from mxtrain import compat
 from mxtrain.callbacks.monitor import Monitor
 from mxtrain.errors import UserError
-from mxtrain.models import plan, weights
+from mxtrain.models import experts, plan, weights
 from mxtrain.optim.optimizer import Optimizer, without_effect
 from mxtrain.optim.schedules import learning_rate
 from mxtrain.parallel import cut
@@ -156,6 +156,7 @@ def _assembled(made: _Prepared, stages: List[int], groups: Optional[List[int]], 
                train_data=train_data, val_data=val_data, data_fingerprint=fingerprint, epochs=settings.train.epochs,
                meter=Meter(made.head.names, communicator), evaluation_names=made.evaluation_head.names, scores=scores,
                values=values,
+               told=functools.partial(experts.told, net, layout.weight),
                monitor=monitor,
                clip_norm=settings.optim.clip_norm, checkpoint_updates=settings.train.checkpoint_updates,
                checkpoint_minutes=settings.train.checkpoint_minutes, advice=train_data.advice())
@@ -295,7 +296,7 @@ def _warn_about_shards(net: Block, batch_size: int, layout: Layout) -> None:
     if batch_size < shards:
         _log.warning("a batch of %d samples fills only %d of %d shards", batch_size, batch_size, shards)
     rows = batch_size // shards
-    if rows < 8 and moving_layers(net):
+    if rows < 8 and any(not isinstance(layer, experts.Statistics) for layer in moving_layers(net)):
         _log.warning("batch normalization sees %d samples at a time (--batch-size %d in %d shards): 8 or more are "
                      "advisable", max(1, rows), batch_size, shards)
 

@@ -36,6 +36,10 @@ _NUMPY_ALIASES = {"bool": bool, "object": object, "int": int, "float": float, "s
 # purpose: they run on today's GPUs.
 _QUIET = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}
 
+# Each operator on a CPU may take one of so many workspaces, each of which stays as large as any operator has ever needed:
+# MXNet's 4 hold several times the activations of a layer, and one thread per context makes no use of them.
+_FRUGAL = {"MXNET_CPU_TEMP_COPY": "1"}
+
 # Algorithms chosen by a rule, not by a race; no atomic additions; no fusion over the borders of segments.
 _EXACT = {"MXNET_CUDNN_AUTOTUNE_DEFAULT": "0", "MXNET_ENFORCE_DETERMINISM": "1", "MXNET_USE_FUSION": "0"}
 
@@ -133,7 +137,7 @@ def keep_memory() -> None:
 
 
 def _install() -> None:
-    for name, value in _QUIET.items():
+    for name, value in {**_QUIET, **_FRUGAL}.items():
         os.environ.setdefault(name, value)
     if "mxnet" in sys.modules:
         _check_mxnet(sys.modules["mxnet"].__version__, sys.modules["mxnet"].__file__)

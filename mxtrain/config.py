@@ -21,6 +21,7 @@ from mxtrain.data.settings import DataConfig
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.devices import DeviceConfig
 from mxtrain.errors import UserError, nearest
+from mxtrain.models.experts_settings import ExpertsConfig
 from mxtrain.models.gpt_settings import GPTConfig
 from mxtrain.models.settings import ModelConfig
 from mxtrain.optim.settings import OptimConfig
@@ -29,7 +30,7 @@ from mxtrain.parallel.world import IN_PROCESS, started_together
 from mxtrain.train.settings import TrainConfig
 
 SECTIONS = {"train": TrainConfig, "data": DataConfig, "text": TextConfig, "model": ModelConfig, "gpt": GPTConfig,
-            "optim": OptimConfig, "parallel": ParallelConfig, "devices": DeviceConfig}
+            "experts": ExpertsConfig, "optim": OptimConfig, "parallel": ParallelConfig, "devices": DeviceConfig}
 
 MACHINE = {"gpus", "cpus", "kvstore", "staleness", "recompute", "audit", "workers", "worker_kind", "out", "resume",
            "checkpoint_updates", "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root",
@@ -62,6 +63,12 @@ def training_parser() -> jsonargparse.ArgumentParser:
     result.add_argument("--check-data", action="store_true",
                         help="Read all samples once, tell what they are, as scripts/check_data.py does, and train "
                              "nothing.")
+    result.add_argument("--plan", action="store_true",
+                        help="Tell what the layout takes of every device, and which is too small; train nothing. The "
+                             "devices need not be there.")
+    result.add_argument("--processes", type=int, metavar="N", help="Processes that --plan is to plan for (default: 1).")
+    result.add_argument("--device-memory", type=str, metavar="SIZE",
+                        help="Memory of each device for --plan, such as 80GB (default: what the devices here have).")
     for section in SECTIONS.values():
         add_fields(result, section)
     return result
@@ -94,9 +101,18 @@ def _add_field(group, item: dataclasses.Field, kind: Any, text: str) -> None:
 
 
 def parse(argv: List[str]) -> SimpleNamespace:
-    """What was given on the command line and in a file: `given` (field -> value), `json` and `check_data`."""
+    """What was given on the command line and in a file: `given` (field -> value), `json`, `check_data`, and for `plan`
+    `processes` and `device_memory`."""
     values = vars(training_parser().parse_args(argv, defaults=False))
-    as_json, check_data = bool(values.pop("json", False)), bool(values.pop("check_data", False))
+    as_json, check_data, plan = (bool(values.pop(name, False)) for name in ("json", "check_data", "plan"))
+    processes, memory = values.pop("processes", None), values.pop("device_memory", None)
+    for flag, value in (("--processes", processes), ("--device-memory", memory)):
+        if value is not None and not plan:
+            raise UserError(f"{flag} {value}: is for --plan; give both, or none")
+    if processes is not None and processes < 1:
+        raise UserError(f"--processes {processes}: must be 1 or more")
+    if plan and check_data:
+        raise UserError("--plan and --check-data: give one of them")
     file = values.pop("config", None)
     try:
         from_file = load(Path(file)) if file else {}
@@ -104,7 +120,8 @@ def parse(argv: List[str]) -> SimpleNamespace:
         raise UserError(f"--config {error}") from None
     if from_file.get("kvstore") in IN_PROCESS and started_together():
         del from_file["kvstore"]  # of a run in one process: it does not say how several meet
-    return SimpleNamespace(given={**from_file, **values}, json=as_json, check_data=check_data)
+    return SimpleNamespace(given={**from_file, **values}, json=as_json, check_data=check_data, plan=plan,
+                           processes=processes or 1, device_memory=memory)
 
 
 def build(values: Dict[str, Any]) -> SimpleNamespace:

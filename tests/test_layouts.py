@@ -192,7 +192,7 @@ class Whole(nn.HybridBlock):
 
 @pytest.mark.parametrize("net, count, settings, words", [
     (Whole, 2, dict(pp=2), "--pp 2: Whole offers no segments; a HybridSequential"),
-    (network, 3, dict(pp=2), "--pp 2: there are 3 contexts, which are no multiple of 2 stages"),
+    (network, 3, dict(pp=2), "--pp 2: 2 stages need a multiple of 2 contexts"),
     (network, 4, dict(pp=2, dp=4), "--dp 4: 4 replicas of 2 stages need 8 contexts; there are 4 contexts"),
     (network, 2, dict(pp=2, shards=1), "--pp 2: a pipeline is idle with fewer shards than stages"),
     (network, 4, dict(pp=2, shards=3), "a batch has 3 in all, 3 for 2 replicas; give --shards 4 or more"),

@@ -28,6 +28,17 @@ PATCHES = {
         "#include <thread>\n#include <sstream>\n  std::unique_lock<std::mutex> lock(m_, std::try_to_lock);\n  if (!lock) {\n"
         "    std::this_thread::sleep_for(std::chrono::microseconds(50));\n    return;\n  }\n  return;"),
     "horovod/common/gloo/gloo_controller.cc": ("global_ranks_.reserve(size_);", "global_ranks_.resize(size_);"),
+    "horovod/common/gloo/gloo_context.cc": (
+        "GlooContext::Initialize() {\n  attr.iface = gloo_iface_;\n}\nGlooContext::InitializeForProcessSet(\n"
+        "  attr.iface = gloo_iface_;\n}",
+        "GlooContext::Initialize() {\n  attr.iface = gloo_iface_;\n}\nGlooContext::InitializeForProcessSet(\n"
+        "  attr.iface = global_context.gloo_iface_;\n}"),
+    "horovod/common/process_set.cc": (
+        "void ProcessSetTable::Finalize_() {\n      InitializeRegisteredAndRemoveMarkedIfReady_(context, status);\n}",
+        "void ProcessSetTable::Finalize_() {\n      try {\n"
+        "        InitializeRegisteredAndRemoveMarkedIfReady_(context, status);\n"
+        "      } catch (const std::exception&) {\n        id_to_process_set_[id].Finalize(status);\n"
+        "        DeregisterProcessSet(id);\n        id_to_be_removed_ = SUCCESSFUL_REMOVAL;\n      }\n}"),
     "setup.py": ("else 'RelWithDebInfo'", "else 'Release'"),
     "CMakeLists.txt": ("    enable_language(CUDA)\nelse", "else"),
 }

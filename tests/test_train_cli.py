@@ -185,7 +185,7 @@ def test_every_flag_has_help_and_is_read_by_some_code():
             assert len(helped.get(field.name, "").split()) >= 3, f"--{field.name} has no help text"
             # As an attribute of a settings object. In the class's own file its checks (self.x) do not count.
             elsewhere = re.findall(
-                rf"(?:config|settings|model|train|data|text|parallel|optim|devices)\.{field.name}\b", source + own
+                rf"(?:config|settings|model|train|data|text|parallel|optim|devices|experts)\.{field.name}\b", source + own
             )
             assert elsewhere, f"no code reads {field.name}: --{field.name.replace('_', '-')} has no effect"
     assert len(set(config.field_names())) == len(config.field_names())

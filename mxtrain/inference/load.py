@@ -111,7 +111,7 @@ def _read(path: Path) -> checkpoint.Checkpoint:
 def _network(settings: SimpleNamespace, classes: int, how: Union[Pixels, Words, Sequences]) -> Block:
     name = settings.model.model
     if isinstance(how, Sequences):
-        return zoo.create_language(name, classes, settings.gpt)
+        return zoo.create_language(name, classes, settings.gpt, settings.experts)
     if isinstance(how, Words):
         return zoo.create_text(name, classes, how.buckets)
     return zoo.create(name, classes, how.channels)

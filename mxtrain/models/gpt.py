@@ -1,4 +1,4 @@
-"""A GPT: a pre-norm decoder of GPT-2's shape (Radford et al. 2019).
+"""A GPT: a pre-norm decoder of GPT-2's shape (Radford et al. 2019), with experts in some of its blocks where asked for.
 
 ids: (batch, time) whole numbers from 0 to vocabulary - 1 -> scores: (batch, time, vocabulary), for the token that
 follows each. time: 1 to context. The embedding of tokens and the output are two parameters, which `tied` keeps equal.
@@ -6,12 +6,16 @@ follows each. time: 1 to context. The embedding of tokens and the output are two
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, Parameter, nn
 
+from mxtrain.errors import UserError
+from mxtrain.models.experts import Mixture
+from mxtrain.models.experts_settings import ExpertsConfig, in_block
 from mxtrain.models.gpt_settings import GPTConfig
 
 _DEVIATION = 0.02  # of the weights at the start
@@ -64,18 +68,19 @@ class Attention(HybridBlock):
 
 
 class Decoder(HybridBlock):
-    """One block: x + attention(norm(x)), then x + mlp(norm(x)). x: (batch, time, width)."""
+    """One block: x + attention(norm(x)), then x + mlp(norm(x)). x: (batch, time, width).
 
-    def __init__(self, config: GPTConfig, prefix: str):
+    experts: None where the hidden layer is dense.
+    """
+
+    def __init__(self, config: GPTConfig, experts: Optional[ExpertsConfig], prefix: str):
         super().__init__(prefix=prefix)
         width = config.width
         with self.name_scope():
             self.norm1, self.norm2 = nn.LayerNorm(in_channels=width), nn.LayerNorm(in_channels=width)
             self.attention = Attention(config)
-            self.mlp = nn.HybridSequential(prefix="mlp_")
-            with self.mlp.name_scope():
-                self.mlp.add(_dense(4 * width, width), nn.GELU(),
-                             _dense(width, 4 * width, _residual_deviation(config)))
+            make = functools.partial(hidden_layer, config)
+            self.mlp = Mixture(experts, width, make, _DEVIATION, prefix="mlp_") if experts else make("mlp_")
             self.dropout = nn.Dropout(config.dropout)
 
     def hybrid_forward(self, F, x):
@@ -97,15 +102,20 @@ class Output(HybridBlock):
 
 
 class GPT(HybridBlock):
-    """See the module. Its segments are the embeddings, each block, and the output."""
+    """See the module. Its segments are the embeddings, each block, and the output.
 
-    def __init__(self, vocabulary: int, config: GPTConfig):
+    Raises UserError for experts that no block has, and for experts that choose, unless that is allowed.
+    """
+
+    def __init__(self, vocabulary: int, config: GPTConfig, experts: ExpertsConfig = ExpertsConfig()):
+        _check(config, experts)
         super().__init__(prefix="gpt_")
         self._tied = config.tied
         with self.name_scope():
             self.embeddings = Embeddings(vocabulary, config)
             self.blocks = nn.HybridSequential(prefix="")
-            self.blocks.add(*(Decoder(config, f"block{i}_") for i in range(config.layers)))
+            self.blocks.add(*(Decoder(config, experts if in_block(experts, i) else None, f"block{i}_")
+                              for i in range(config.layers)))
             self.output = Output(vocabulary, config)
 
     def plan(self) -> List[Block]:
@@ -116,6 +126,23 @@ class GPT(HybridBlock):
 
     def hybrid_forward(self, F, ids):
         return self.output(self.blocks(self.embeddings(ids)))
+
+
+def _check(config: GPTConfig, experts: ExpertsConfig) -> None:
+    if experts.experts and experts.expert_every > config.layers:
+        raise UserError(f"--expert-every {experts.expert_every}: no block of --layers {config.layers} would have "
+                        "experts")
+    if experts.routing == "expert-choice" and not experts.allow_leak:
+        raise UserError("--routing expert-choice: an expert takes or leaves a token by comparing it with those that "
+                        "follow, which a language model must not know; --allow-leak trains one all the same")
+
+
+def hidden_layer(config: GPTConfig, prefix: str, hidden: Optional[int] = None) -> HybridBlock:
+    """Two layers over the last axis, of four times the width or `hidden` in between."""
+    layer, hidden = nn.HybridSequential(prefix=prefix), hidden or 4 * config.width
+    with layer.name_scope():
+        layer.add(_dense(hidden, config.width), nn.GELU(), _dense(config.width, hidden, _residual_deviation(config)))
+    return layer
 
 
 def _dense(units: int, inputs: int, deviation: float = _DEVIATION, **named) -> nn.Dense:

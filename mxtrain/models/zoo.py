@@ -13,6 +13,7 @@ from mxnet.gluon.model_zoo import vision
 
 from mxtrain.errors import UserError, nearest
 from mxtrain.models import gpt, small, text
+from mxtrain.models.experts_settings import ExpertsConfig
 from mxtrain.models.gpt_settings import GPTConfig
 
 _OWN = {"digits": small.digits, "lenet": small.lenet, "mlp": small.mlp}
@@ -83,16 +84,16 @@ def create_text(name: str, classes: int, buckets: int) -> Block:
     raise UserError(f"--model {name}: {_fault(name)}; for texts there are {', '.join(_TEXT)} and module:function")
 
 
-def create_language(name: str, vocabulary: int, shape: GPTConfig) -> Block:
+def create_language(name: str, vocabulary: int, shape: GPTConfig, experts: ExpertsConfig) -> Block:
     """A language model, (rows, time) tokens -> (rows, time, vocabulary) scores, that is not initialized yet.
 
-    name: one of our own, or "module:function" as for `create`, for which the shape is of no account. Raises UserError
-    as `create`.
+    name: one of our own, or "module:function" as for `create`, for which shape and experts are of no account. Raises
+    UserError as `create`.
     """
     if ":" in name:
         return _from_module(name, vocabulary)
     if name in _LANGUAGE:
-        return _LANGUAGE[name](vocabulary, shape)
+        return _LANGUAGE[name](vocabulary, shape, experts)
     raise UserError(f"--model {name}: {_fault(name)}; for language there are {', '.join(_LANGUAGE)} and "
                     "module:function")
 

@@ -57,10 +57,11 @@ class Communicator:
     def meet(self, groups: Sequence[Tuple[int, ...]]) -> None:
         """Says which groups of ranks, ascending, will be asked for by `among`, and which pairs will send and receive.
 
-        All processes call it with the same groups in front of a training, when nobody waits for anything; groups may be
-        known already. UserError where fewer than all processes cannot do anything together.
+        All processes call it with the same groups in front of a training, when nobody waits for anything. Groups may be
+        known already; that of all is named only where it is a pair that sends. UserError where processes can only add,
+        and all of them.
         """
-        if any(1 < len(ranks) < self.size for ranks in groups):
+        if any(len(ranks) > 1 for ranks in groups):
             raise UserError("a pipeline over several processes needs Horovod, which sends from one to another: start "
                             "them by horovodrun, or by scripts/launch.py --transport horovod")
 

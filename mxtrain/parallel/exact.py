@@ -101,10 +101,12 @@ class ExactSum:
         self.low[start:stop] += low
         self.high[:1] += 0 / (outside == 0)  # 0 or NaN
 
-    def add_parts(self, start: int, high: mx.nd.NDArray, low: mx.nd.NDArray) -> None:
-        """Adds parts of sums, to the elements from `start` on; a NaN first in them makes the first of all one."""
-        self.high[start:start + high.size] += high
-        self.low[start:start + low.size] += low
+    def add_parts(self, start: int, size: int, high: mx.nd.NDArray, low: mx.nd.NDArray) -> None:
+        """Adds the first so many elements of the parts of sums to those from `start` on. A NaN first in them makes the
+        first of all one."""
+        if size:
+            self.high[start:start + size] += high[:size]
+            self.low[start:start + size] += low[:size]
         self.high[:1] += 0 * high[:1]
 
     def spoil_blocks(self, length: int) -> None:
@@ -160,6 +162,10 @@ class FloatSum:
 
     def add(self, start: int, vector: mx.nd.NDArray) -> None:
         self.total[start : start + vector.size] += vector
+
+    def add_parts(self, start: int, size: int, vector: mx.nd.NDArray) -> None:
+        if size:
+            self.add(start, vector[:size])
 
     def finish(self) -> mx.nd.NDArray:
         return self.total

@@ -78,16 +78,15 @@ class Grid(NamedTuple):
 def grid(stages: int, replicas: Optional[int], contexts: int, processes: int = 1, rank: int = 0) -> Grid:
     """Raises UserError for numbers that do not make up the devices. replicas: as asked for by --dp, None for any."""
     devices = contexts * processes
-    there, are = f"{contexts} context{'s' * (contexts > 1)}", "is" if devices == 1 else "are"
+    there = f"there {'are' if devices > 1 else 'is'} {contexts} context{'s' * (contexts > 1)}"
     if processes > 1:
-        there = f"{processes} processes with {there} each, {devices} in all"
+        there = f"there are {processes} processes with {contexts} context{'s' * (contexts > 1)} each, {devices} in all"
     if devices % stages:
-        more = f"; --cpus {stages} or --gpus give more" if devices == 1 else ""
-        raise UserError(f"--pp {stages}: there {are} {there}, which {are} no multiple of {stages} stages{more}")
+        raise UserError(f"--pp {stages}: {stages} stages need a multiple of {stages} contexts (--gpus or --cpus); {there}")
     if replicas is not None and replicas * stages != devices:
         raise UserError(f"--dp {replicas}: {replicas} replicas of {stages} stage{'s' * (stages > 1)} need "
-                        f"{replicas * stages} contexts; there {are} {there}")
+                        f"{replicas * stages} contexts; {there}")
     if contexts % stages and stages % contexts:
         raise UserError(f"--pp {stages}: the stages of a replica are on contexts of one process, or on all contexts of "
-                        f"several; there are {there}, so the number of stages and {contexts} must divide one another")
+                        f"several; {there}, so the number of stages and {contexts} must divide one another")
     return Grid(contexts, processes, rank, stages)

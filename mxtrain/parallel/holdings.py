@@ -53,7 +53,7 @@ class Holdings:
         self._copies = set(copies)
         self._parts = _parts(self.numbered, grid.replicas, zero, whole, copies)
         stages_here = sorted({grid.place(c)[1] for c in range(grid.contexts)})
-        self.owners: Dict[int, Owners] = {stage: Owners(self._parts[stage], self._contexts_of(stage), peers, str(stage))
+        self.owners: Dict[int, Owners] = {stage: Owners(self._parts[stage], self._contexts_of(stage), peers, stage)
                                           for stage in stages_here} if zero else {}
 
         for stage, parameters in enumerate(everything if grid.stages > 1 else []):

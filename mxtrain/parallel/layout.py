@@ -14,8 +14,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, Parameter, nn
+from mxnet.gluon import Block, Parameter
 
 from mxtrain.errors import UserError
 from mxtrain.models import plan
@@ -24,10 +23,11 @@ from mxtrain.parallel.exact import MOST, NotSummable
 from mxtrain.parallel.gradients import ExactGradients, FloatGradients
 from mxtrain.parallel.grid import Grid
 from mxtrain.parallel.holdings import Held, Holdings
-from mxtrain.parallel.program import Group, Stage, block_starts, build, group_starts
-from mxtrain.parallel.schedule import SCHEDULES
+from mxtrain.parallel.passing import Passing, boundaries
+from mxtrain.parallel.program import Stage, block_starts, build, group_starts, is_compiled, moving_by, trained_by
+from mxtrain.parallel.schedule import SCHEDULES, Instruction
 from mxtrain.parallel.shards import assigned, bounds_in, send
-from mxtrain.parallel.stage import Backward, StageRunner
+from mxtrain.parallel.stage import StageRunner, backward_by
 from mxtrain.parallel.statistics import ShardStatistics, moving_layers, unreached_by_backward
 from mxtrain.parallel.trace import Row
 from mxtrain.parallel.words import in_words
@@ -59,6 +59,7 @@ class Layout:
     preprocess: block applied to the inputs on each device, before the network.
     sample: inputs of a row or two, preprocessed; to check the network's plan with.
     whole_parameters: with zero, update each parameter in one place (for optimizers that need norms of them).
+    groups: index of the first segment of each group to recompute, where `recompute` is an amount of memory.
 
     After `forward_backward`, `add_up` and `finish`, `held` has the gradients: sums over the samples of the whole batch.
     When weights have been updated by them, `share` brings them to all who need them.
@@ -67,7 +68,8 @@ class Layout:
     def __init__(self, net: Block, head: Block, evaluation_head: Block, contexts: Sequence[mx.Context], shards: int,
                  exact: bool = False, recompute: str = "none", seed: int = 0, preprocess: Optional[Block] = None,
                  sample: Sequence[mx.nd.NDArray] = (), communicator: Communicator = ALONE,
-                 stages: Sequence[int] = (0,), schedule: str = "1f1b", zero: int = 0, whole_parameters: bool = False):
+                 stages: Sequence[int] = (0,), schedule: str = "1f1b", zero: int = 0, whole_parameters: bool = False,
+                 groups: Optional[Sequence[int]] = None):
         self.contexts, self.shards, self.exact, self._seed = list(contexts), shards, exact, seed
         self.grid = grid = Grid(len(contexts), communicator.size, communicator.rank, len(stages))
         self._preprocess, self._schedule = preprocess, SCHEDULES[schedule if len(stages) > 1 else "1f1b"]
@@ -75,7 +77,8 @@ class Layout:
         self._peers = communicator if grid.span == 1 else communicator.among(grid.peers)
         self._assigned = {replica: assigned(replica, grid.replicas, shards) for replica in grid.here}
         self._segments = segments = plan.segments(net)
-        groups = block_starts(net) if recompute == "none" and zero == 2 else group_starts(net, segments, recompute)
+        if groups is None:
+            groups = block_starts(net) if recompute == "none" and zero == 2 else group_starts(net, segments, recompute)
         one_pass = recompute == "none" and len({*stages, *groups}) == 1
         # With a single shard MXNet's own running statistics are right as they are, where it is run.
         own_statistics = not exact and shards == grid.replicas == 1 and one_pass
@@ -83,30 +86,28 @@ class Layout:
         program = build(net, head, evaluation_head, segments, stages, groups, recompute != "none", static)
         if len(program.segments) > 1:
             plan.check(net, program.segments, *sample)
-        self._boundaries = _boundaries(program.segments, stages, sample)
+        self._passing = Passing(grid, self.contexts, communicator, boundaries(program.segments, stages, sample))
         self.words = in_words(grid, contexts, stages, len(segments), shards, schedule, zero)
         """Of stages, and what is shared out; None where there is nothing of it."""
-        trained = _each_once([[_trainable(group) for group in stage.groups] for stage in program.stages])
-        layers = _each_once([[[] if own_statistics else _moving(group) for group in stage.groups]
-                             for stage in program.stages])
+        trained, layers = trained_by(program), moving_by(program)
         ties = _trained_ties(net)
         self._numbers = shards * (2 if ties else 1)  # that a gradient is the sum of
         if exact and self._numbers > MOST:
             raise UserError(f"--shards {shards}: exact sums hold for up to {MOST // 2} shards of a network with tied weights")
-        self._backward = _backward(trained, unreached_by_backward(net))
+        self._backward = backward_by(trained, unreached_by_backward(net))
         self._holdings = Holdings(trained, [list(stage.inference.collect_params().values()) for stage in program.stages],
                                   grid, contexts, communicator, self._peers, zero > 0, whole_parameters, ties)
         self.parameters: List[Parameter] = self._holdings.parameters
-        self._scatters = {stage: Scatter(owners, exact, self._numbers)
-                          for stage, owners in self._holdings.owners.items()} if zero == 2 else {}
+        self._scatter = Scatter(self._holdings.owners, exact, self._numbers) if zero == 2 else None
         self._runners: List[StageRunner] = []
         for c, ctx in enumerate(contexts):
             stage = grid.place(c)[1]
             self._runners.append(StageRunner(
                 program.stages[stage], ctx,
                 self._gradients(c, program.stages[stage], shards > grid.replicas or not one_pass),
-                ShardStatistics(layers[stage], ctx, exact, shards) if any(layers[stage]) else None,
-                self._backward[stage], self._holdings.untrained(stage) if grid.stages > 1 else []))
+                ShardStatistics(layers[stage], ctx, exact, shards) if any(layers[stage]) and not own_statistics else None,
+                self._backward[stage], self._holdings.untrained(stage) if grid.stages > 1 else [],
+                len(contexts) == 1))
         self.held: List[List[Held]] = [self._held(c) for c in range(len(contexts))]
         """For each context what it updates: the gradients are there after `finish`."""
         self.sums = self._sums()
@@ -124,9 +125,10 @@ class Layout:
         is kept as a vector in `watched_gradient`.
         """
         feeds = self._feeds(batch)
-        for scatter in self._scatters.values():
-            scatter.begin([len(feeds[replica].shards) for replica in self.grid.here], -(-self.shards // self.replicas))
-        queues, passed, reports = [], {}, {}
+        if self._scatter:
+            self._scatter.begin([len(feeds[r].shards) for r in self.grid.here], -(-self.shards // self.replicas))
+        queues, reports = [], {}
+        self._passing.clear()
         for c, runner in enumerate(self._runners):
             replica, stage = self.grid.place(c)
             runner.begin(bool(feeds[replica].shards))
@@ -134,9 +136,9 @@ class Layout:
         # Contexts take turns, so that all are kept busy; whoever needs what is not there yet misses its turn.
         while any(queues):
             for c, queue in enumerate(queues):
-                if queue and self._can_run(c, queue[0], passed):
+                if queue and self._can_run(c, queue[0]):
                     instruction, feed = queue.popleft(), feeds[self.grid.place(c)[0]]
-                    report = self._run(c, instruction, feed, update, passed)
+                    report = self._run(c, instruction, feed, update)
                     shard = feed.shards[instruction.micro_batch]
                     if report is not None:
                         reports[shard] = report
@@ -144,16 +146,15 @@ class Layout:
                             self.watched_gradient = self._runners[c].gradients.latest()
         for runner in self._runners:
             runner.end()
-        for scatter in self._scatters.values():
-            scatter.end()
+        if self._scatter:
+            self._scatter.end()
         return [reports[shard] for shard in sorted(reports)]
 
     def add_up(self) -> None:
         """Sums gradients and statistics over contexts and processes, and over the places of a tied weight."""
         self._peers.allreduce(self.sums)
         for one, other in self._holdings.ties:
-            for replica in self.grid.here:
-                self._tie(replica, one, other)
+            self._tie(one, other)
 
     def finish(self, shards_run: int) -> None:
         """Turns the sums over all contexts and processes into gradients and running statistics.
@@ -289,101 +290,64 @@ class Layout:
                 [] if final is None else send(batch[-1:], cuts, self.contexts[final], self.exact))
         return feeds
 
-    def _can_run(self, c: int, instruction, passed: dict) -> bool:
+    def _can_run(self, c: int, instruction: Instruction) -> bool:
         """Whether what an instruction needs of other contexts of this process is there."""
-        replica, stage = self.grid.place(c)
+        stage = self.grid.place(c)[1]
         if instruction.kind == "forward":
-            return stage == 0 or self.grid.context_of(replica, stage - 1) is None or (c, instruction) in passed
-        return (not self._gets_gradient(stage) or self.grid.context_of(replica, stage + 1) is None
-                or (c, instruction) in passed)
+            return stage == 0 or self._passing.is_there(c, stage - 1, instruction)
+        return not self._gets_gradient(stage) or self._passing.is_there(c, stage + 1, instruction)
 
-    def _run(self, c: int, instruction, feed: Feed, update: int, passed: dict) -> Optional[mx.nd.NDArray]:
+    def _run(self, c: int, instruction: Instruction, feed: Feed, update: int) -> Optional[mx.nd.NDArray]:
         """Runs an instruction and passes on what comes of it; returns the head's report where there is one."""
         replica, stage = self.grid.place(c)
         m, runner = instruction.micro_batch, self._runners[c]
         shard, label = feed.shards[m], feed.labels[m] if stage == self.grid.stages - 1 else []
         key = self._seed, update, shard
         if instruction.kind == "forward":
-            x = feed.inputs[m] if stage == 0 else [self._take(c, stage - 1, instruction, feed.rows[m], passed)]
+            x = feed.inputs[m] if stage == 0 else [self._passing.take(c, stage - 1, instruction, feed.rows[m])]
             with self._noting(c, instruction, update):
                 output = runner.forward(shard, x, label, key)
             if output is not None:
-                self._pass_on(c, stage + 1, instruction, output, passed)
+                self._passing.give(c, stage + 1, instruction, output)
             return None
         gradient = None
         if self._gets_gradient(stage):
-            gradient = self._take(c, stage + 1, instruction, feed.rows[m], passed)
+            gradient = self._passing.take(c, stage + 1, instruction, feed.rows[m])
         with self._noting(c, instruction, update):
             gradient, report = runner.backward(shard, gradient, label, key)
         if stage and self._gets_gradient(stage - 1):
-            self._pass_on(c, stage - 1, instruction, gradient, passed)
+            self._passing.give(c, stage - 1, instruction, gradient)
         return report
 
     def _gets_gradient(self, stage: int) -> bool:
         """Whether a gradient comes to a stage from the one behind it."""
         return stage < self.grid.stages - 1 and self._backward[stage].first_group is not None
 
-    def _pass_on(self, c: int, stage: int, instruction, array: mx.nd.NDArray, passed: dict) -> None:
-        """Sends an array to a stage of the same replica."""
-        replica = self.grid.place(c)[0]
-        there = self.grid.context_of(replica, stage)
-        if there is None:
-            self._communicator.send(array, self.grid.rank_of(replica, stage))
-        else:
-            passed[there, instruction] = array.as_in_context(self.contexts[there])
-
-    def _take(self, c: int, stage: int, instruction, rows: int, passed: dict) -> mx.nd.NDArray:
-        """What a stage of the same replica has sent for an instruction."""
-        replica, own = self.grid.place(c)
-        if self.grid.context_of(replica, stage) is not None:
-            return passed.pop((c, instruction))
-        boundary = self._boundaries[max(stage, own) - 1]
-        return self._communicator.receive(boundary.shape(rows), boundary.dtype, self.contexts[c],
-                                          self.grid.rank_of(replica, stage))
-
-    def _tie(self, replica: int, one: int, other: int) -> None:
-        """Adds up the gradients of two parameters that are one weight, each in its place."""
-        here, there = [], []
-        for number in (one, other):
-            stage = self._holdings.stage_of(number)
-            c = self.grid.context_of(replica, stage)
-            if c is None:
-                there.append(self.grid.rank_of(replica, stage))
-            else:
-                here.append(self._runners[c].gradients.parts_of(self._holdings.place_in_stage(number)))
-        if there:
-            own = here[0]
-            for array in own:
-                self._communicator.send(array.copy(), there[0])
-            for array in own:
-                array += self._communicator.receive(array.shape, array.dtype, array.context, there[0])
-            return
-        for first, second in zip(*here):
-            first += second.as_in_context(first.context)
-            first.copyto(second)
-
     def _infer(self, replica: int, feed: Feed, m: int) -> Optional[mx.nd.NDArray]:
-        """Runs a shard through the stages that are here; None where others come after them."""
-        x = feed.inputs[m] if feed.inputs else None
+        """Runs a shard through the stages of a replica that are here; its output, None where others come after them."""
+        last = self.grid.stages - 1
         for stage in range(self.grid.stages):
             c = self.grid.context_of(replica, stage)
             if c is None:
                 continue
-            if x is None:
-                boundary = self._boundaries[stage - 1]
-                x = [self._communicator.receive(boundary.shape(feed.rows[m]), boundary.dtype, self.contexts[c],
-                                                self.grid.rank_of(replica, stage - 1))]
-            x = [array.as_in_context(self.contexts[c]) for array in x]
-            last = stage == self.grid.stages - 1
-            x = [self._runners[c].infer(*x, *(feed.labels[m] if last else []))]
-            if last:
-                return x[0]
-            if self.grid.context_of(replica, stage + 1) is None:
-                self._communicator.send(x[0], self.grid.rank_of(replica, stage + 1))
-                return None
+            x = feed.inputs[m] if stage == 0 else [self._passing.take(c, stage - 1, m, feed.rows[m])]
+            output = self._runners[c].infer(*x, *(feed.labels[m] if stage == last else []))
+            if stage == last:
+                return output
+            self._passing.give(c, stage + 1, m, output)
+        return None
+
+    def _tie(self, one: int, other: int) -> None:
+        """Adds up the gradients of two parameters that are one weight, each in its place."""
+        stages = self._holdings.stage_of(one), self._holdings.stage_of(other)
+        for replica in self.grid.here:
+            contexts = [self.grid.context_of(replica, stage) for stage in stages]
+            parts = [[] if c is None else self._runners[c].gradients.parts_of(self._holdings.place_in_stage(number))
+                     for c, number in zip(contexts, (one, other))]
+            self._passing.add_from_each_other(replica, stages, parts)
 
     @contextmanager
-    def _noting(self, c: int, instruction, update: int):
+    def _noting(self, c: int, instruction: Instruction, update: int):
         """Notes how long what is begun within takes, if it is to be traced."""
         if update != self.traced_update:
             yield
@@ -405,11 +369,11 @@ class Layout:
         replica, number = self.grid.place(c)
         groups, ctx = self._holdings.numbered[number], self.contexts[c]
         own = [parameter for group in groups for parameter in group.values()]
-        if self._scatters:
-            return ScatteredGradients(groups, ctx, self._scatters[number], replica - self.grid.here.start,
+        if self._scatter:
+            return ScatteredGradients(groups, ctx, self._scatter, number, replica - self.grid.here.start,
                                       any(map(plan.leaves_out, self._segments)))
         # An imperative block may leave out a parameter, whose gradient of an earlier batch would then count again.
-        may_leave_out = not _compiled(stage)
+        may_leave_out = not is_compiled(stage)
         if self.exact and own:
             return ExactGradients(own, ctx, self._numbers, may_leave_out)
         return FloatGradients(own, ctx, several_passes, may_leave_out)
@@ -419,9 +383,9 @@ class Layout:
         weights = {number: self.parameters[number].data(self.contexts[c]) for group in self._holdings.numbered[stage]
                    for number in group}
         parts = self._holdings.parts_on(c)
-        if self._scatters:
+        if self._scatter:
             here = replica - self.grid.here.start
-            total, places = self._scatters[stage].sums[here].total, self._scatters[stage].parts(here)
+            total, places = self._scatter.sums[stage, here].total, self._scatter.parts(stage, here)
             return [Held(part, flat(weights[part.parameter], part), total[places[part]]) for part in parts]
         gradients = dict(zip(weights, self._runners[c].gradients.arrays))
         if self._holdings.owners:
@@ -441,45 +405,6 @@ class Layout:
         return gradients + statistics
 
 
-class _Boundary(NamedTuple):
-    """What one stage passes on to the next."""
-
-    per_row: int
-    """Rows of the array for each of a shard's."""
-    rest: Tuple[int, ...]
-    """Its shape without the first axis."""
-    dtype: type
-
-    def shape(self, rows: int) -> Tuple[int, ...]:
-        return (rows * self.per_row, *self.rest)
-
-
-def _boundaries(segments: Sequence[Block], stages: Sequence[int], sample: Sequence[mx.nd.NDArray]) -> List[_Boundary]:
-    """What comes into each stage but the first. Raises UserError for what is no array with rows."""
-    found, x, rows = [], list(sample), len(sample[0]) if sample else 0
-    for number, segment in enumerate(segments if len(stages) > 1 else []):
-        if number in stages[1:]:
-            whole = isinstance(x[0], mx.nd.NDArray) and len(x[0]) % rows == 0
-            if not whole:
-                raise UserError(f"--pp {len(stages)}: segment {number - 1} ({type(segments[number - 1]).__name__}) does not "
-                                "give one array with as many rows for each sample; --cut elsewhere")
-            found.append(_Boundary(len(x[0]) // rows, x[0].shape[1:], x[0].dtype))
-        with autograd.predict_mode():
-            x = [segment(*x)]
-    return found
-
-
-def _backward(trained: List[List[List[Parameter]]], input_gradient: bool) -> List[Backward]:
-    """What of each stage takes part in backward. trained: of stages, by groups. input_gradient: whether some running
-    statistics need one for the network's input."""
-    starts = [sum(map(len, trained[:stage])) for stage in range(len(trained))]
-    groups = [group for stage in trained for group in stage]
-    first = 0 if input_gradient else next((i for i, own in enumerate(groups) if own), 0)
-    return [Backward(max(0, first - start) if first < start + len(own) else None,
-                     input_gradient if start == 0 else first < start)
-            for start, own in zip(starts, trained)]
-
-
 def _trained_ties(net: Block) -> List[Tuple[Parameter, Parameter]]:
     """The pairs of plan.tied that are trained. Raises UserError for one of which one place alone is."""
     ties = plan.tied(net)
@@ -491,29 +416,3 @@ def _trained_ties(net: Block) -> List[Tuple[Parameter, Parameter]]:
 
 def _on_host(batch: Sequence) -> List[np.ndarray]:
     return [array.asnumpy() if isinstance(array, mx.nd.NDArray) else array for array in batch]
-
-
-def _trainable(group: Group) -> List[Parameter]:
-    return [p for chunk in group.recorded for p in chunk.block.collect_params().values() if p.grad_req != "null"]
-
-
-def _moving(group: Group) -> List[nn.BatchNorm]:
-    return [layer for chunk in group.recorded for layer in moving_layers(chunk.block)]
-
-
-def _compiled(stage: Stage) -> bool:
-    return all(isinstance(chunk.block, HybridBlock) for group in stage.groups for chunk in group.recorded)
-
-
-def _each_once(lists: List[List[list]]) -> List[List[list]]:
-    """The lists of lists, without what stood in one of them before."""
-    seen, kept = set(), []
-    for groups in lists:
-        kept.append([])
-        for items in groups:
-            kept[-1].append([])
-            for item in items:
-                if id(item) not in seen:
-                    seen.add(id(item))
-                    kept[-1][-1].append(item)
-    return kept

@@ -9,12 +9,13 @@ then and backward runs it again. Groups are bundled into *stages*. One stage of 
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Callable, List, NamedTuple, Optional, Sequence
 
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block, HybridBlock, Parameter, nn
 
 from mxtrain.errors import UserError
 from mxtrain.models import plan
+from mxtrain.parallel.statistics import moving_layers
 
 
 class Chunk(NamedTuple):
@@ -147,3 +148,29 @@ def block_starts(net: Block) -> List[int]:
     """Index of the first segment of each of the network's own blocks."""
     lengths = [len(block) for block in plan.blocks(net)]
     return [sum(lengths[:i]) for i in range(len(lengths))]
+
+
+def trained_by(program: Program) -> List[List[List[Parameter]]]:
+    """The parameters that get a gradient: of every stage, by groups, each in the first that has it."""
+    return _each_once(program, lambda block: [p for p in block.collect_params().values() if p.grad_req != "null"])
+
+
+def moving_by(program: Program) -> List[List[List[nn.BatchNorm]]]:
+    """The layers with running statistics, likewise."""
+    return _each_once(program, moving_layers)
+
+
+def is_compiled(stage: Stage) -> bool:
+    """Whether all of a stage is a graph; Python may do one thing now and another then."""
+    return all(isinstance(chunk.block, HybridBlock) for group in stage.groups for chunk in group.recorded)
+
+
+def _each_once(program: Program, of: Callable[[Block], list]) -> List[List[list]]:
+    seen, found = set(), []
+    for stage in program.stages:
+        found.append([])
+        for group in stage.groups:
+            items = {id(item): item for chunk in group.recorded for item in of(chunk.block)}
+            found[-1].append([item for key, item in items.items() if key not in seen])
+            seen.update(items)
+    return found

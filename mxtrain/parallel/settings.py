@@ -8,6 +8,7 @@ from typing import List, Literal, Optional, Union
 
 from mxtrain.errors import UserError
 from mxtrain.parallel.world import World
+from mxtrain.sizes import parse_bytes
 
 
 @dataclass
@@ -49,7 +50,8 @@ class ParallelConfig:
     zero: Literal[0, 1, 2] = 0
     """What replicas share out instead of keeping it all: 1, the optimizer's states; 2, the gradients too."""
     recompute: Union[int, str] = "none"
-    """Save memory by running segments again in backward: none, a number of segments, or blocks (the network's own)."""
+    """Save memory by running segments again in backward: none, a number of segments, blocks (the network's own), or the
+    memory that the activations of a shard may take on a device, such as 500MB, 1.5GB or 2GiB."""
 
     def __post_init__(self):
         if self.staleness is not None and self.staleness < 0:
@@ -68,8 +70,10 @@ class ParallelConfig:
         self._check_audit()
         self._check_layout()
         self.recompute = str(self.recompute)
-        if self.recompute not in ("none", "blocks") and not re.fullmatch("[1-9][0-9]*", self.recompute):
-            raise UserError(f"--recompute {self.recompute}: must be none, blocks or a number of segments from 1 on")
+        if self.recompute not in ("none", "blocks") and not re.fullmatch("[1-9][0-9]*", self.recompute) and (
+                parse_bytes(self.recompute) is None):
+            raise UserError(f"--recompute {self.recompute}: must be none, blocks, a number of segments from 1 on, or an "
+                            "amount of memory such as 500MB, 1.5GB or 2GiB")
 
     def _check_threshold(self):
         if self.compression == "2bit" and self.compression_threshold is None:

@@ -25,19 +25,32 @@ class Backward(NamedTuple):
     """Whether a gradient is taken for the stage's input, too."""
 
 
+def backward_by(trained: List[List[List[Parameter]]], input_gradient: bool) -> List[Backward]:
+    """What of each stage takes part in backward. trained: of stages, by groups. input_gradient: whether some running
+    statistics need one for the network's input."""
+    starts = [sum(map(len, trained[:stage])) for stage in range(len(trained))]
+    groups = [group for stage in trained for group in stage]
+    first = 0 if input_gradient else next((i for i, own in enumerate(groups) if own), 0)
+    return [Backward(max(0, first - start) if first < start + len(own) else None,
+                     input_gradient if start == 0 else first < start)
+            for start, own in zip(starts, trained)]
+
+
 class StageRunner:
     """Runs shards through a stage. Between forward and backward of a shard may be those of others.
 
     gradients: of parallel.gradients. statistics: None where the stage has none to collect. untrained: parameters of the
-    stage that get no gradient.
+    stage that get no gradient. alone: whether this process has no other context.
     """
 
     def __init__(self, stage: Stage, ctx: mx.Context, gradients, statistics: Optional[ShardStatistics],
-                 backward: Backward, untrained: Sequence[Parameter] = ()):
+                 backward: Backward, untrained: Sequence[Parameter] = (), alone: bool = True):
         self.ctx, self.gradients, self.statistics = ctx, gradients, statistics
         self._groups, self._inference, self._backward = stage.groups, stage.inference, backward
         self._untrained = list(untrained)
         self._kept: Dict[int, List[tuple]] = {}
+        # Who waits for a group's backward saves memory. GPUs of one process would wait for each other.
+        self._waits = ctx.device_type == "cpu" or alone
         # cuDNN writes running statistics in forward. Elsewhere a look at them in between would find zeros.
         self._look_twice = ctx.device_type == "gpu"
 
@@ -117,6 +130,8 @@ class StageRunner:
             self.gradients.after_group(shard, i)
             gradient = x[0].grad
             del outputs, x
+            if self._waits and gradient is not None and self._groups[i].ahead is not None:
+                gradient.wait_to_read()  # MXNet makes arrays when it is asked to: those of the next group beside these
         self.gradients.after_shard(shard)
         return (gradient if self._backward.input_gradient else None), report
 

@@ -7,7 +7,8 @@ backward has passed a group of the network, and nobody else keeps it.
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from collections import Counter, deque
+from typing import Dict, List, NamedTuple, Optional, Sequence, Union
 
 import mxnet as mx
 from mxnet import autograd
@@ -68,11 +69,11 @@ class Owners:
 
     groups: the parts of the parameters of each of the program's groups. contexts: the stage's, of the replicas here.
     peers: the communicator of the processes that have the stage, each with as many contexts.
-    name: of the stage, for transfers.
+    stage: its number, for the names of transfers.
     """
 
-    def __init__(self, groups: List[List[Part]], contexts: Sequence[mx.Context], peers, name: str):
-        self.groups, self.contexts, self.peers, self.name = groups, list(contexts), peers, name
+    def __init__(self, groups: List[List[Part]], contexts: Sequence[mx.Context], peers, stage: int):
+        self.groups, self.contexts, self.peers, self._stage = groups, list(contexts), peers, stage
         self._first = peers.rank * len(contexts)
 
     def owned(self, here: int) -> List[List[Part]]:
@@ -99,8 +100,8 @@ class Owners:
             if not length:
                 continue
             own = [flat(weights[column][part.parameter], part) for part in blocks[self.peers.rank]]
-            everything = self.peers.all_gather(padded(own, length, ctx, "float32"),
-                                                tag=f"share.{self.name}.{column}")
+            everything = self.peers.all_gather(padded(own, length, ctx),
+                                                tag=f"share.{self._stage}.{column}")
             for rank, block in enumerate(blocks):
                 start = rank * length
                 for part in block:
@@ -115,109 +116,119 @@ class Owners:
                 for rank in range(self.peers.size)]
 
 
-def padded(arrays: Arrays, length: int, ctx: mx.Context, dtype: str) -> mx.nd.NDArray:
+def padded(arrays: Arrays, length: int, ctx: mx.Context) -> mx.nd.NDArray:
     """Vectors one after the other, and zeros up to a length."""
     missing = length - sum(array.size for array in arrays)
-    arrays = [*arrays, *([mx.nd.zeros((missing,), ctx=ctx, dtype=dtype)] if missing else [])]
+    arrays = [*arrays, *([mx.nd.zeros((missing,), ctx=ctx)] if missing else [])]
     return arrays[0].copy() if len(arrays) == 1 else mx.nd.concat(*arrays, dim=0)
 
 
 class Scatter:
-    """The sums of the gradients of a stage at their owners, on the contexts of the replicas here.
+    """The sums of the gradients at their owners, on the contexts of this process.
 
-    exact: whether sums are exact; of so many `numbers` per element.
+    owners: of each stage that is here. exact: whether sums are exact; of so many `numbers` per element.
     """
 
-    def __init__(self, owners: Owners, exact: bool, numbers: int):
+    def __init__(self, owners: Dict[int, Owners], exact: bool, numbers: int):
         self._owners, self._exact, self._numbers = owners, exact, numbers
-        self._contexts, self._peers = owners.contexts, owners.peers
-        self.sums, self._starts = [], []
-        for here, ctx in enumerate(self._contexts):
-            groups = owners.owned(here)
-            starts, start = {}, 0
-            for part in (part for group in groups for part in group):
-                starts[part] = start
-                start += part.size
-            self._starts.append(starts)
-            size = max(1, start)  # MXNet has no empty arrays
-            self.sums.append(ExactSum(size, ctx, numbers) if exact else FloatSum(size, ctx))
-        self._waiting: Dict[tuple, Dict[int, Dict[int, mx.nd.NDArray]]] = {}
+        self._among_processes = any(of_stage.peers.size > 1 for of_stage in owners.values())
+        self.sums: Dict[tuple, Union[ExactSum, FloatSum]] = {}  # (stage, number of the replica here) -> sum
+        self._starts: Dict[tuple, Dict[Part, int]] = {}
+        for stage, of_stage in owners.items():
+            for here, ctx in enumerate(of_stage.contexts):
+                starts, start = {}, 0
+                for part in (part for group in of_stage.owned(here) for part in group):
+                    starts[part] = start
+                    start += part.size
+                size = max(1, start)  # MXNet has no empty arrays
+                self._starts[stage, here] = starts
+                self.sums[stage, here] = ExactSum(size, ctx, numbers) if exact else FloatSum(size, ctx)
 
     def begin(self, shards: Sequence[int], rounds: int) -> None:
         """shards: how many each replica here runs of a batch. rounds: the most that any replica may run."""
-        self._shards, self._rounds, self._handed = shards, rounds, {}
-        self._waiting.clear()
-        for total in self.sums:
+        for total in self.sums.values():
             total.clear()
+        self._shards, self._turns = shards, Counter()
+        # Processes exchange in one order, though one of them may have fewer shards of a batch than another. In MXNet an
+        # operator that waits for another process can hold up those that come after it, by the memory for temporary
+        # values that they share; in two orders, two processes could wait for each other.
+        self._order = deque((turn, stage, group) for turn in range(rounds) for stage in sorted(self._owners, reverse=True)
+                            for group in reversed(range(len(self._owners[stage].groups)))
+                            if self._owners[stage].groups[group])  # no pass of a frozen one is handed over
+        self._given = {key: [] for key in self._order}
 
-    def hand(self, here: int, group: int, gradients: Dict[int, mx.nd.NDArray]) -> None:
+    def hand(self, stage: int, here: int, group: int, gradients: Dict[int, mx.nd.NDArray]) -> None:
         """Takes the gradients that a pass of a group has given, by the parameters' numbers; one may be missing."""
-        if self._peers.size == 1:
-            self._add(group, gradients)
+        if not self._among_processes:
+            self._add(stage, group, gradients)
             return
-        turn = self._handed[here, group] = self._handed.get((here, group), -1) + 1
-        waiting = self._waiting.setdefault((turn, group), {})
-        waiting[here] = gradients
-        if len(waiting) == sum(count > turn for count in self._shards):
-            self._exchange(turn, group, list(self._waiting.pop((turn, group)).values()))
+        turn = self._turns[stage, here, group]
+        self._turns[stage, here, group] += 1
+        self._given[turn, stage, group].append(gradients)
+        self._exchange_what_is_there()
 
     def end(self) -> None:
         """To be called when all replicas here have handed over everything."""
-        if self._peers.size > 1:
-            for turn in range(max(self._shards, default=0), self._rounds):
-                for group in reversed(range(len(self._owners.groups))):
-                    self._exchange(turn, group, [])
+        if self._among_processes:
+            self._exchange_what_is_there()
 
-    def parts(self, here: int) -> Dict[Part, slice]:
+    def parts(self, stage: int, here: int) -> Dict[Part, slice]:
         """Where in a sum the parts are that a replica owns."""
-        return {part: slice(start, start + part.size) for part, start in self._starts[here].items()}
+        return {part: slice(start, start + part.size) for part, start in self._starts[stage, here].items()}
 
-    def _add(self, group: int, gradients: Dict[int, mx.nd.NDArray]) -> None:
-        for part in self._owners.groups[group]:
+    def _add(self, stage: int, group: int, gradients: Dict[int, mx.nd.NDArray]) -> None:
+        owners = self._owners[stage]
+        for part in owners.groups[group]:
             if part.parameter in gradients:
-                self.sums[part.owner].add(self._starts[part.owner][part], flat(
-                    gradients[part.parameter], part).as_in_context(self._contexts[part.owner]))
+                own = flat(gradients[part.parameter], part).as_in_context(owners.contexts[part.owner])
+                self.sums[stage, part.owner].add(self._starts[stage, part.owner][part], own)
 
-    def _exchange(self, turn: int, group: int, passes: List[Dict[int, mx.nd.NDArray]]) -> None:
-        for column, ctx in enumerate(self._contexts):
-            blocks = self._owners.columns(group, column)
+    def _exchange_what_is_there(self) -> None:
+        while self._order:
+            turn, stage, group = self._order[0]
+            passes = self._given[self._order[0]]
+            if len(passes) < sum(count > turn for count in self._shards):
+                return
+            self._order.popleft()
+            self._exchange(stage, group, passes)
+            passes.clear()
+
+    def _exchange(self, stage: int, group: int, passes: List[Dict[int, mx.nd.NDArray]]) -> None:
+        owners = self._owners[stage]
+        for column, ctx in enumerate(owners.contexts):
+            blocks = owners.columns(group, column)
             length = max(sum(part.size for part in block) for block in blocks)
             if not length:
                 continue
             size = length * len(blocks)
             total = ExactSum(size, ctx, self._numbers) if self._exact else FloatSum(size, ctx)
             for gradients in passes:
-                vectors = [padded([flat(gradients[part.parameter], part).as_in_context(ctx)
-                                   if part.parameter in gradients else mx.nd.zeros((part.size,), ctx=ctx)
-                                   for part in block], length, ctx, "float32") for block in blocks]
-                total.add(0, mx.nd.concat(*vectors, dim=0))
+                total.add(0, mx.nd.concat(*(padded([
+                    flat(gradients[part.parameter], part).as_in_context(ctx) if part.parameter in gradients
+                    else mx.nd.zeros((part.size,), ctx=ctx) for part in block], length, ctx) for block in blocks), dim=0))
             if self._exact:
                 total.spoil_blocks(length)
-            own = [self._peers.reduce_scatter(part, tag=f"scatter.{self._owners.name}.{column}.{i}")
-                   for i, part in enumerate(total.parts)]
-            used = sum(part.size for part in blocks[self._peers.rank])
-            start = min((self._starts[column][part] for part in blocks[self._peers.rank]), default=0)
-            if self._exact:
-                self.sums[column].add_parts(start, *(vector[:used] for vector in own)) if used else None
-            elif used:
-                self.sums[column].add(start, own[0][:used])
+            own = [owners.peers.reduce_scatter(part, tag=f"{stage}.{column}.{i}") for i, part in enumerate(total.parts)]
+            mine = blocks[owners.peers.rank]
+            start = self._starts[stage, column][mine[0]] if mine else 0
+            self.sums[stage, column].add_parts(start, sum(part.size for part in mine), *own)
 
 
 class ScatteredGradients:
     """The gradients of one replica's stage, which are handed over to their owners: see Scatter and parallel.gradients.
 
-    groups: the trained parameters of each group, by their numbers. here: number of the replica among those of this
-    process. may_leave_out: see FloatGradients.
+    groups: the trained parameters of each of the stage's groups, by their numbers. here: number of the replica among
+    those of this process. may_leave_out: see FloatGradients.
     """
 
     parts: Arrays = []
 
-    def __init__(self, groups: List[Dict[int, Parameter]], ctx: mx.Context, scatter: Scatter, here: int,
-                 may_leave_out: bool):
+    def __init__(self, groups: List[Dict[int, Parameter]], ctx: mx.Context, scatter: Scatter, stage: int,
+                 here: int, may_leave_out: bool):
         for parameter in (parameter for group in groups for parameter in group.values()):
             parameter.grad_req = "null"
         self._groups = [{number: parameter.data(ctx) for number, parameter in group.items()} for group in groups]
-        self._ctx, self._scatter, self._here, self._may_leave_out = ctx, scatter, here, may_leave_out
+        self._ctx, self._scatter, self._place, self._may_leave_out = ctx, scatter, (stage, here), may_leave_out
         self._open: Dict[int, List[Dict[int, mx.nd.NDArray]]] = {}
         self._latest = None
 
@@ -233,7 +244,7 @@ class ScatteredGradients:
         if self._latest == shard:
             self._mark(self._groups[group])  # or the weights would hold the arrays that are given away
         self._open[shard][group] = {}
-        self._scatter.hand(self._here, group, gradients)
+        self._scatter.hand(*self._place, group, gradients)
 
     def after_shard(self, shard: int) -> None:
         del self._open[shard]
@@ -244,11 +255,11 @@ class ScatteredGradients:
     def parts_of(self, number: int) -> Arrays:
         """What is summed here of a parameter, by its place among those of this context."""
         name = [number for group in self._groups for number in group][number]
-        return [array[place] for part, place in self._scatter.parts(self._here).items() if part.parameter == name
-                for array in self._scatter.sums[self._here].parts]
+        return [array[place] for part, place in self._scatter.parts(*self._place).items() if part.parameter == name
+                for array in self._scatter.sums[self._place].parts]
 
     def finish(self) -> None:
-        self._scatter.sums[self._here].finish()
+        self._scatter.sums[self._place].finish()
 
     def _mark(self, weights: Dict[int, mx.nd.NDArray]) -> Dict[int, mx.nd.NDArray]:
         """Has the next backward write the gradients of some weights to new arrays, which take memory only then."""

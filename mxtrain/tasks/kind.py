@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from types import SimpleNamespace
+from typing import Container
 
 from mxtrain.data.settings import DataConfig
 from mxtrain.data.table import EXTENSIONS, IMAGE_COLUMNS, TEXT_COLUMNS, has_column, is_prose, read_columns
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.errors import UserError
+from mxtrain.models.experts_settings import ExpertsConfig
 from mxtrain.models.gpt_settings import GPTConfig
 
 _FOR_TEXTS = {"data", "val", "val_split", "label_column", "shuffle", "shuffle_block", "shuffle_window", "workers",
@@ -26,7 +28,7 @@ def resolve(settings: SimpleNamespace) -> str:
         kind = _of_file(settings) if _is_table(settings.data.data) else "image"
     if kind == "text":
         _refuse(settings.data, DataConfig, _FOR_TEXTS, "texts (--task text)")
-        _refuse(settings.gpt, GPTConfig, set(), "texts (--task text)")
+        _refuse_gpt(settings, "texts (--task text)")
     elif kind == "lm":
         _refuse(settings.data, DataConfig, _FOR_LANGUAGE, "language (--task lm)")
         _refuse(settings.text, TextConfig, set(), "language (--task lm)")
@@ -34,10 +36,10 @@ def resolve(settings: SimpleNamespace) -> str:
             raise UserError(f"--label-smoothing {settings.train.label_smoothing}: has no effect on language "
                             "(--task lm)")
         if settings.model.model not in (None, "gpt"):
-            _refuse(settings.gpt, GPTConfig, {"context"}, f"--model {settings.model.model}, only on gpt")
+            _refuse_gpt(settings, f"--model {settings.model.model}, only on gpt", {"context"})
     else:
         _refuse(settings.text, TextConfig, set(), "images (--task image)")
-        _refuse(settings.gpt, GPTConfig, set(), "images (--task image)")
+        _refuse_gpt(settings, "images (--task image)")
         return kind
     if settings.model.pretrained or settings.model.zero_gamma:
         flag = "--pretrained" if settings.model.pretrained else "--zero-gamma"
@@ -82,7 +84,12 @@ def _of_file(settings: SimpleNamespace) -> str:
                     "above it that names the columns)")
 
 
-def _refuse(section, kind: type, meant: set, things: str) -> None:
+def _refuse_gpt(settings: SimpleNamespace, things: str, meant: Container[str] = ()) -> None:
+    _refuse(settings.gpt, GPTConfig, meant, things)
+    _refuse(settings.experts, ExpertsConfig, (), things)
+
+
+def _refuse(section, kind: type, meant: Container[str], things: str) -> None:
     """Raises UserError for a setting that has no effect."""
     for field in dataclasses.fields(kind):
         value = getattr(section, field.name)

@@ -64,7 +64,7 @@ class LanguageTask(Classification):
         if model.model == "gpt" and settings.optim.optimizer in ("sgd", "nag", "signum"):
             _log.info("--optimizer %s is slow to train a GPT; adamw is usual, see scripts/configs/gpt-1m.yaml",
                       settings.optim.optimizer)
-        return zoo.create_language(model.model, len(self.data.classes), settings.gpt)
+        return zoo.create_language(model.model, len(self.data.classes), settings.gpt, settings.experts)
 
     def input(self) -> dict:
         return {"kind": "lm", **Sequences("bytes", self._context)._asdict()}

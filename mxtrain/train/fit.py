@@ -16,6 +16,7 @@ from mxtrain.callbacks.base import Callback
 from mxtrain.data.loader import Loader
 from mxtrain.data.text_settings import TextConfig
 from mxtrain.errors import UserError
+from mxtrain.models.experts_settings import ExpertsConfig
 from mxtrain.models.gpt_settings import GPTConfig
 from mxtrain.parallel.communicator import ALONE, connect
 from mxtrain.parallel.settings import refuse_without_effect
@@ -28,7 +29,8 @@ from mxtrain.train.setup import part_for, set_up
 _OWN = {"gpus", "cpus", "threads", "task", "data", "val", "val_split", "image_size", "resize", "augment",
         "color_jitter", "hue", "lighting", "rand_augment", "random_erasing",
         "model", "pretrained", "pretrained_root", "init_from", "freeze", "zero_gamma", "label_smoothing", "progress",
-        "label_column", *(field.name for section in (TextConfig, GPTConfig) for field in dataclasses.fields(section))}
+        "label_column", *(field.name for section in (TextConfig, GPTConfig, ExpertsConfig)
+                          for field in dataclasses.fields(section))}
 
 
 class Result(NamedTuple):

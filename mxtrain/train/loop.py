@@ -210,7 +210,7 @@ def _report(run: Run) -> None:
     state = run.state
     run.callbacks.log({"epoch": state.epoch + 1, "batch": state.batch, "update": state.update,
                        "lr": run.learning_rate(state.update - 1), "wait_share": _share(state),
-                       **run.values(run.meter.read(everything=False)), **_norm(run)})
+                       **run.values(run.meter.read(everything=False)), **_norm(run), **run.told()})
 
 
 def _warn_of_waiting(run: Run) -> None:
@@ -244,7 +244,7 @@ def _train_row(run: Run) -> dict:
     means = run.meter.read()
     run.layout.wait()
     run.state.seconds += time.perf_counter() - began
-    return {**_row(run, "train", run.meter.totals.samples, means, run.state), **_norm(run)}
+    return {**_row(run, "train", run.meter.totals.samples, means, run.state), **_norm(run), **run.told()}
 
 
 def _validation_row(run: Run) -> List[dict]:

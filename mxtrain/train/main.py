@@ -25,6 +25,9 @@ def main(argv: List[str]) -> int:
         around = world.world(arguments.given.get("kvstore"))
         if arguments.check_data and around.several:
             raise UserError("--check-data: one process reads all samples; start it without horovodrun or launch.py")
+        if arguments.plan and around.several:
+            raise UserError("--plan: one process plans for all; start it without horovodrun or launch.py, and say by "
+                            "--processes how many there will be")
         communicator = _connect(around, arguments.given) if around.several else None
     if communicator:
         around = communicator.known(around)
@@ -34,6 +37,8 @@ def main(argv: List[str]) -> int:
 
         settings.train.task = kind.resolve(settings)
         return check(settings, arguments.json)
+    if arguments.plan:
+        return _plan(settings, place is not None, arguments)
     if communicator is None:
         around = world.world(settings.parallel.kvstore)  # as the run has it that is resumed
 
@@ -97,6 +102,18 @@ def main(argv: List[str]) -> int:
         _report(path, run, arguments.json)
     communicator.close()
     return 0
+
+
+def _plan(settings, resumed: bool, arguments) -> int:
+    settings.train.task = kind.resolve(settings)
+    from mxtrain.train import planning  # which imports mxnet
+
+    on = planning.machine(settings, arguments.processes, arguments.device_memory)
+    task = kind.open_task(settings, resumed)
+    try:
+        return planning.report(settings, task, on, arguments.json)
+    finally:
+        task.close()
 
 
 def _connect(around: world.World, given: dict):

@@ -38,6 +38,8 @@ class Run:
     """Makes what counts the scores of one evaluation, such as tasks.scores.F1; None for none."""
     values: Callable[[dict], dict] = dict
     """Means -> all values that follow from them, such as the perplexity from the loss."""
+    told: Callable[[], dict] = dict
+    """What else is logged of the updates so far: how a network's experts are used."""
     clip_norm: Optional[float] = None
     callbacks: Callbacks = field(default_factory=lambda: Callbacks([]))
     checkpoints: Optional[Any] = None

@@ -16,7 +16,7 @@ from mxnet.gluon import Block
 from mxtrain import compat
 from mxtrain.callbacks.monitor import Monitor
 from mxtrain.errors import UserError
-from mxtrain.models import plan, weights
+from mxtrain.models import experts, plan, weights
 from mxtrain.optim.optimizer import Optimizer, without_effect
 from mxtrain.optim.schedules import learning_rate
 from mxtrain.parallel import cut
@@ -24,11 +24,13 @@ from mxtrain.parallel.communicator import Communicator
 from mxtrain.parallel.compression import compression_for
 from mxtrain.parallel.grid import Grid, grid
 from mxtrain.parallel.layout import Layout
+from mxtrain.parallel.measure import starts_within
 from mxtrain.parallel.rounding import rounding_cuts
 from mxtrain.parallel.settings import ParallelConfig, idle_flags, number_of_shards
 from mxtrain.parallel.shards import assigned, part_of
 from mxtrain.parallel.statistics import moving_layers
 from mxtrain.seeds import mix
+from mxtrain.sizes import parse_bytes
 from mxtrain.tasks.heads import first, heads_for
 from mxtrain.train.audit import Audit
 from mxtrain.train.metrics import Meter
@@ -52,9 +54,10 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     made = communicator.together(lambda: _prepared(net, loss, settings, contexts, sample, preprocess, evaluation_loss,
                                                    prepare, check_output))
     stages = _stages(made, settings.parallel, contexts, communicator)
+    groups = _groups(made, stages, settings, communicator)
     communicator.meet(grid_for(settings.parallel, len(contexts), communicator).groups())
-    return communicator.together(lambda: _assembled(made, stages, settings, contexts, communicator, train_data, val_data,
-                                                    preprocess, fingerprint, scores, values))
+    return communicator.together(lambda: _assembled(made, stages, groups, settings, contexts, communicator, train_data,
+                                                    val_data, preprocess, fingerprint, scores, values))
 
 
 class _Prepared(NamedTuple):
@@ -122,13 +125,27 @@ def _stages(made: _Prepared, parallel: ParallelConfig, contexts: List[mx.Context
     return communicator.share(communicator.together(choose))
 
 
-def _assembled(made: _Prepared, stages: List[int], settings: SimpleNamespace, contexts: List[mx.Context],
-               communicator: Communicator, train_data, val_data, preprocess, fingerprint, scores, values) -> Run:
+def _groups(made: _Prepared, stages: List[int], settings: SimpleNamespace,
+            communicator: Communicator) -> Optional[List[int]]:
+    """The first segment of each group for --recompute BYTES, None for another way; rank 0 measures for all."""
+    parallel = settings.parallel
+    if parse_bytes(parallel.recompute) is None:
+        return None
+    rows = -(-settings.train.batch_size // parallel.shards)
+    starts = communicator.share(communicator.together(lambda: None if communicator.rank else starts_within(
+        parallel.recompute, plan.segments(made.net), made.head, made.sample, made.label, rows, stages)))
+    _log.info("--recompute %s: %d groups of segments", parallel.recompute, len(starts))
+    return starts
+
+
+def _assembled(made: _Prepared, stages: List[int], groups: Optional[List[int]], settings: SimpleNamespace,
+               contexts: List[mx.Context], communicator: Communicator, train_data, val_data, preprocess, fingerprint,
+               scores, values) -> Run:
     """See set_up."""
     net, parallel = made.net, settings.parallel
     layout = Layout(net, made.head, made.evaluation_head, contexts, parallel.shards, parallel.exact, parallel.recompute,
                     mix(settings.train.seed, 1), preprocess, made.sample, communicator, stages, parallel.pp_schedule,
-                    parallel.zero, settings.optim.optimizer == "lamb")
+                    parallel.zero, settings.optim.optimizer == "lamb", groups)
     _warn_about_shards(net, settings.train.batch_size, layout)
     parameters = weights.parameters(net)
     names = {id(p): name for name, p in parameters.items()}
@@ -153,6 +170,7 @@ def _assembled(made: _Prepared, stages: List[int], settings: SimpleNamespace, co
                train_data=train_data, val_data=val_data, data_fingerprint=fingerprint, epochs=settings.train.epochs,
                meter=Meter(made.head.names, communicator), evaluation_names=made.evaluation_head.names, scores=scores,
                values=values,
+               told=functools.partial(experts.told, net, layout.weight),
                monitor=monitor,
                clip_norm=settings.optim.clip_norm, checkpoint_updates=settings.train.checkpoint_updates,
                checkpoint_minutes=settings.train.checkpoint_minutes, advice=train_data.advice())
@@ -292,7 +310,7 @@ def _warn_about_shards(net: Block, batch_size: int, layout: Layout) -> None:
     if batch_size < shards:
         _log.warning("a batch of %d samples fills only %d of %d shards", batch_size, batch_size, shards)
     rows = batch_size // shards
-    if rows < 8 and moving_layers(net):
+    if rows < 8 and any(not isinstance(layer, experts.Statistics) for layer in moving_layers(net)):
         _log.warning("batch normalization sees %d samples at a time (--batch-size %d in %d shards): 8 or more are "
                      "advisable", max(1, rows), batch_size, shards)
 

@@ -50,8 +50,8 @@ def test_one_process_is_the_plain_case():
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ((2, None, 3), "--pp 2: there are 3 contexts, which are no multiple of 2 stages"),
-    ((2, None, 1), "--pp 2: there are 1 context, which are no multiple"),
+    ((2, None, 3), "--pp 2: 2 stages need a multiple of 2 contexts (--gpus or --cpus); there are 3 contexts"),
+    ((2, None, 1), "--pp 2: 2 stages need a multiple of 2 contexts (--gpus or --cpus); there is 1 context"),
     ((2, 4, 4), "--dp 4: 4 replicas of 2 stages need 8 contexts; there are 4 contexts"),
     ((1, 3, 2, 2), "--dp 3: 3 replicas of 1 stage need 3 contexts; there are 2 processes with 2 contexts each, 4 in"),
     ((4, None, 6, 2), "--pp 4: the stages of a replica are on contexts of one process, or on all contexts of several"),

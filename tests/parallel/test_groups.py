@@ -19,7 +19,7 @@ class Threaded(AmongProcesses):
     def __init__(self, communicator):
         self.rank, self.size, self._communicator = communicator.rank, communicator.size, communicator
 
-    def _added(self, array):
+    def _added(self, array, tag):
         return mx.nd.array(self._communicator.total(array.asnumpy()), dtype=array.dtype)
 
 
@@ -39,9 +39,9 @@ def test_fewer_than_all_need_horovod():
     """In one line, and one of several processes alone is like a single one."""
     communicator = Threaded(among(3, lambda threaded: threaded)[1])
     communicator.use([mx.cpu(0), mx.cpu(1)])
-    communicator.meet([(0, 1, 2), (1,)])
+    communicator.meet([(1,)])
     with pytest.raises(UserError, match="a pipeline over several processes needs Horovod") as error:
-        communicator.meet([(0, 1, 2), (0, 1)])
+        communicator.meet([(1,), (0, 1)])
     assert "\n" not in str(error.value)
     assert communicator.among((0, 1, 2)) is communicator
     own = communicator.among((1,))
@@ -132,7 +132,7 @@ def check_groups(groups):
                 group.all_gather(mx.nd.ones((100,)))
                 group.reduce_scatter(mx.nd.ones((100 * len(ranks),)))
 
-everyone.meet(pairs[:1])
+everyone.meet([(0,), *pairs[:1]])
 check_layouts()
 check_types()
 everyone.meet(pairs)  # of which one is known
@@ -158,7 +158,7 @@ def found(monkeypatch):
 
 
 @pytest.mark.parametrize("transport, workers, servers", [
-    ("ps", 2, 2), pytest.param("ps", 3, 1, marks=SLOW), pytest.param("horovod", 4, 0, marks=[*HOROVOD.marks, SLOW])])
+    ("ps", 2, 1), pytest.param("ps", 3, 2, marks=SLOW), pytest.param("horovod", 4, 0, marks=[*HOROVOD.marks, SLOW])])
 def test_vectors_of_all_processes(tmp_path, found, transport, workers, servers):
     done = run(tmp_path, start(tmp_path, OF_ALL, transport, workers, servers))
     assert done.stdout.count("done") == workers
@@ -169,3 +169,27 @@ def test_vectors_of_all_processes(tmp_path, found, transport, workers, servers):
 def test_groups_of_processes(tmp_path, found, workers):
     done = run(tmp_path, start(tmp_path, OF_SOME, "horovod", workers))
     assert done.stdout.count("done") == workers
+
+
+LOST = WORKER + """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which the launcher ends the others
+everyone.meet([(0, 1), (1, 2), (0, 2)])
+everyone.barrier()
+if rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+# 0 waits for what has gone, and 1 for 0, of which it will never hear.
+begun, array = time.monotonic(), everyone.receive((5,), "float32", mx.cpu(0), {0: 2, 1: 0}[rank])
+try:
+    array.wait_to_read()
+except mx.base.MXNetError as error:
+    print("lost" if everyone.lost_peer(error) and time.monotonic() < begun + 10 else error, flush=True)
+os._exit(75)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", [HOROVOD])
+def test_a_killed_process_is_missed_in_every_group(tmp_path, found, transport):
+    done = run(tmp_path, start(tmp_path, LOST, transport, 3), code=128 + 9)
+    assert done.stdout.count("lost") == 2 and "worker 2" in done.stderr.splitlines()[-1], done.stderr

@@ -45,6 +45,47 @@ def test_exact_runs_have_the_same_bits_in_every_layout(train, text, exact_run, t
     assert rows(tmp_path / "run") == rows(exact_run)
 
 
+@pytest.mark.parametrize("routing", [["--routing", "top2"], ["--routing", "expert-choice", "--allow-leak"]])
+def test_experts_obey_the_laws(train, text, tmp_path, monkeypatch, routing):
+    given = ["--data", text, "--experts", "3", *routing, "--dropout", "0.1", *SMALL]
+    calls, agree = [], loop.agree
+
+    def stop(*arguments):
+        calls.append(None)
+        return agree(*arguments)._replace(signal=15) if len(calls) == 2 else agree(*arguments)
+
+    exact = [tmp_path / name for name in ("one", "two", "three", "stopped")]
+    for run, layout in zip(exact, ([], ["--cpus", "2"], ["--cpus", "3", "--recompute", "blocks"])):
+        assert train(*given, "--exact", *layout, "--out", run)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "agree", stop)
+        assert train(*given, "--exact", "--out", exact[-1])[0] == 128 + 15
+    assert train("--resume", exact[-1], "--cpus", "2")[0] == 0
+    for run in exact[1:]:
+        assert_same_bits(arrays(run), arrays(exact[0]))
+        assert rows(run) == rows(exact[0])
+    told = ("load_spread", "dropped", "router_entropy", "balance_loss", "router_z_loss")
+    assert all(bool(row[name]) == (row["split"] == "train") for row in metrics(exact[0]) for name in told)
+    close = [tmp_path / name for name in ("four", "four-two")]
+    for run, layout in zip(close, ([], ["--cpus", "2"])):
+        assert train(*given, "--optimizer", "sgd", "--shards", "4", *layout, "--out", run)[0] == 0
+    assert_close(arrays(close[1]), arrays(close[0]))
+
+
+def test_experts_learn_and_are_evaluated(train, tmp_path, capsys):
+    path = tmp_path / "pattern.txt"
+    path.write_text("the cat sat on the mat. " * 200)
+    code, _, err = train("--data", path, *TINY, "--experts", "4", "--batch-size", "16", "--epochs", "6", "--optimizer",
+                         "adamw", "--lr", "0.02", "--out", tmp_path / "run", *QUIET)
+    assert code == 0 and "batch normalization" not in err
+    last = metrics(tmp_path / "run")[-1]
+    assert float(last["loss"]) < 0.5
+    capsys.readouterr()
+    assert evaluate.main(["--run", str(tmp_path / "run"), "--checkpoint", "latest", "--json"]) == 0
+    # Shards are of other sizes, and so is the room of an expert: a few tokens more or fewer find none.
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(float(last["loss"]), rel=0.2)
+
+
 @pytest.mark.parametrize("point", [2, 4])  # within an epoch, and before the validation
 def test_a_stopped_run_goes_on_to_the_same_bits(train, text, exact_run, tmp_path, monkeypatch, point):
     calls, agree = [], loop.agree
@@ -132,6 +173,10 @@ def test_other_texts_are_evaluated(exact_run, text, tmp_path, capsys):
     (["--model", "own:net", "--layers", "2"], "--layers 2: has no effect on --model own:net, only on gpt"),
     ([*TINY, "--monitor", "accuracy"], "--monitor accuracy: no such value; allowed are auto, loss"),
     ([*TINY, "--monitor", "perplexity"], "--monitor perplexity: no such value"),
+    ([*TINY, "--experts", "2", "--routing", "expert-choice"], "--routing expert-choice: an expert takes or leaves"),
+    (["--experts", "2", "--capacity-factor", "3"], "--capacity-factor 3.0: makes room for more tokens than a shard"),
+    (["--routing", "top2"], "--routing top2: has no effect without --experts"),
+    (["--model", "own:net", "--experts", "2"], "--experts 2: has no effect on --model own:net, only on gpt"),
     (["--check-data"], "is a text for --task lm"),
 ])
 def test_mistakes_are_one_line(train, text, given, says):
@@ -140,7 +185,7 @@ def test_mistakes_are_one_line(train, text, given, says):
 
 
 def test_other_tasks_refuse_the_shape(train):
-    for given in (["--layers", "2"], ["--context", "64"], ["--dropout", "0.1"]):
+    for given in (["--layers", "2"], ["--context", "64"], ["--dropout", "0.1"], ["--experts", "4"]):
         code, _, err = train(*given)
         assert code == 2 and f"{' '.join(given)}: has no effect on images (--task image)" in one_line(err)
     assert "is a language model (--task lm)" in one_line(train("--model", "gpt")[2])

@@ -40,6 +40,8 @@ class Piece(NamedTuple):
     """Index of its first segment in the finest plan."""
     labelled: bool
     """Whether it takes the labels, too."""
+    goes_on: bool = False
+    """Whether it draws random numbers that follow those of the piece before, of the same segment."""
 
 
 class Split(NamedTuple):
@@ -85,7 +87,6 @@ def split(net: Block, segments: Sequence[Block], head: LossHead, evaluation_head
             close()
             parts = [segment.split(own) for own in slices]
             for k, of_ranks in enumerate(zip(*parts)):
-                # The generator goes on from one piece of a segment to the next.
                 pieces.append(_piece([[(number, block)] for block in of_ranks], seeds=k == 0))
         elif hasattr(segment, "split_scores") and number == len(segments) - 1:
             close()
@@ -118,7 +119,8 @@ def _piece(ranks, end=None, evaluation_end=None, labelled=False, last=0, seeds=T
         return [_chunks(own, of(rank, ends), seeds) for rank, own in enumerate(ranks)]
 
     first = ranks[0][0][0] if ranks[0] else last
-    return Piece(chunks(end), chunks(None) if end is None else [], chunks(evaluation_end), first, labelled)
+    return Piece(chunks(end), chunks(None) if end is None else [], chunks(evaluation_end), first, labelled,
+                 not seeds and plan.draws(ranks[0][0][1]))
 
 
 def _chunks(numbered: Sequence[Tuple[int, Block]], end: Optional[Block], seeds: bool) -> List[Chunk]:
@@ -192,6 +194,8 @@ class TeamRunner:
         self._pieces, self._outputs, self._ends, self._backward = pieces, outputs, ends, backward
         self._bounds = list(zip(bounds, [*bounds[1:], len(pieces)]))
         self._recompute = recompute
+        # MXNet has one generator for all CPU contexts of a process.
+        self._draws_again = len(team.contexts) > 1 and self.ctx.device_type == "cpu"
         self._kept: Dict[int, list] = {}
 
     def begin(self, busy: bool) -> None:
@@ -217,8 +221,7 @@ class TeamRunner:
             if self._recompute:
                 kept.append((inputs, None))
                 if not (self._ends and end == len(self._pieces)):
-                    with autograd.train_mode():
-                        inputs = self._through(first, end, inputs, labels, key, rows, "ahead")
+                    inputs = self._through(first, end, inputs, labels, key, rows)
             else:
                 passes, after = self._record(first, end, inputs, labels, key, rows)
                 kept.append((inputs, passes))
@@ -254,10 +257,16 @@ class TeamRunner:
 
     def infer(self, *arrays: mx.nd.NDArray) -> Optional[mx.nd.NDArray]:
         """See StageRunner; None in the last stage where the first rank is elsewhere."""
+        x, label = (arrays[:-1], arrays[-1:]) if self._ends else (arrays, ())
+        inputs, labels = self._on_all(x), self._on_all(label)
         with autograd.pause(train_mode=False):
-            x, label = (arrays[:-1], arrays[-1:]) if self._ends else (arrays, ())
-            inputs = self._through(0, len(self._pieces), self._on_all(x), self._on_all(label), (), len(x[0]), "inference")
-            return inputs and inputs[0][0]
+            for number, piece in enumerate(self._pieces):
+                given = [_infer(chunks, own, *(labels[m] if piece.labelled else ()))
+                         for m, (chunks, own) in enumerate(zip(self._members(piece.inference), inputs))]
+                if self._ends and number == len(self._pieces) - 1:
+                    return given[0] if given else None
+                inputs = self._summed_up(number, given, len(x[0]))
+        return inputs[0][0]
 
     def _on_all(self, arrays: Sequence[mx.nd.NDArray]) -> List[Arrays]:
         return [list(own) for own in zip(*map(self._team.spread, arrays))] or [[] for _ in self._team.contexts]
@@ -266,39 +275,52 @@ class TeamRunner:
         """Of those here, the first ones of which run a piece."""
         return chunks[self._team.ranks[0]:self._team.ranks[-1] + 1]
 
-    def _run(self, piece: Piece, purpose: str, inputs, labels, key) -> list:
-        given = []
-        for own, x, label, ctx in zip(self._members(getattr(piece, purpose)), inputs, labels, self._team.contexts):
-            given.append(run(own, x, key, ctx, *(label if piece.labelled else ())) if key else _infer(
-                own, x, *(label if piece.labelled else ())))
-        return given
-
-    def _through(self, first: int, end: int, inputs, labels, key, rows: int, purpose: str):
-        """What comes out of pieces, without recording: what the first rank gives, of the last one of all."""
+    def _through(self, first: int, end: int, inputs, labels, key, rows: int):
+        """What comes out of pieces, in train mode but without recording."""
+        history = []
         for number in range(first, end):
-            given = self._run(self._pieces[number], purpose, inputs, labels, key)
-            if self._ends and number == len(self._pieces) - 1:
-                return [given]
+            history = self._history(number, history, inputs)
+            with autograd.train_mode():
+                given = self._run(number, "ahead", history, labels, key)
             inputs = self._summed_up(number, given, rows)
         return inputs
 
     def _record(self, first: int, end: int, inputs, labels, key, rows: int):
         """([(inputs, outputs) of each piece], inputs of the next one)."""
-        passes = []
+        passes, history = [], []
         for number in range(first, end):
+            history = self._history(number, history, inputs)
             if self._backward.first_group is None or number < self._backward.first_group:
                 with autograd.train_mode():
-                    outputs = self._run(self._pieces[number], "recorded", inputs, labels, key)
+                    outputs = self._run(number, "recorded", history, labels, key)
             else:
                 for x in inputs if self._gives_gradient(number) else ():
                     x[0].attach_grad()
                 with autograd.record():
-                    outputs = self._run(self._pieces[number], "recorded", inputs, labels, key)
+                    outputs = self._run(number, "recorded", history, labels, key)
             passes.append((inputs, outputs))
             if self._ends and number == len(self._pieces) - 1:
                 return passes, None
             inputs = self._summed_up(number, [output.detach() for output in outputs], rows)
         return passes, inputs
+
+    def _history(self, number: int, history: List[List[Arrays]], inputs: List[Arrays]) -> List[List[Arrays]]:
+        """The inputs of the pieces of a segment up to one of them, given those up to the piece before."""
+        same = number and self._pieces[number].segment == self._pieces[number - 1].segment
+        return [*(history if same else []), inputs]
+
+    def _run(self, number: int, purpose: str, history: List[List[Arrays]], labels, key) -> list:
+        """What a piece gives, of each rank here that runs it. history: see _history; the last are its inputs."""
+        piece = self._pieces[number]
+        given = []
+        for m, chunks in enumerate(self._members(getattr(piece, purpose))):
+            ctx = self._team.contexts[m]
+            if piece.goes_on and self._draws_again:
+                with autograd.pause(train_mode=True):
+                    for back, inputs in zip(range(len(history) - 1, 0, -1), history):
+                        run(self._pieces[number - back].ahead[self._team.ranks[m]], inputs[m], key, ctx)
+            given.append(run(chunks, history[-1][m], key, ctx, *(labels[m] if piece.labelled else ())))
+        return given
 
     def _summed_up(self, number: int, given: Arrays, rows: int) -> List[Arrays]:
         shape = given[0].shape if given else self._outputs[number].shape(rows)

@@ -40,7 +40,7 @@ class Embeddings(HybridBlock):
         places = F.slice_like(F.expand_dims(position, axis=0), vectors, axes=(1,))
         return self.dropout(F.broadcast_add(vectors, places))
 
-    def split(self, slices: Slices) -> List[HybridBlock]:
+    def split_layers(self, slices: Slices) -> List[HybridBlock]:
         return [SplitEmbeddings(self, slices)]
 
 
@@ -102,7 +102,7 @@ class Decoder(HybridBlock):
         x = x + self.dropout(self.attention(self.norm1(x)))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
-    def split(self, slices: Slices) -> List[HybridBlock]:
+    def split_layers(self, slices: Slices) -> List[HybridBlock]:
         if isinstance(self.mlp, Mixture):
             raise UserError(f"--tp {slices.size}: mixtures of experts are not split inside their layers; leave out --experts")
         return halves(self, _SplitAttention(self.attention, slices), slices)

@@ -1,6 +1,6 @@
 """How a network is split inside its layers, over `size` ranks that each hold a slice of a weight (Shoeybi et al. 2019).
 
-A segment of a network's plan that can be split offers `split(slices)`, which returns a list of *pieces*, blocks to be
+A segment of a network's plan that can be split offers `split_layers(slices)`, which returns a list of *pieces*, blocks to be
 run one after the other: each takes the sum, over the ranks, of what the piece before gave, and gives its rank's part
 of such a sum. The last segment may offer `split_scores(slices)` instead: a block that gives its rank's share of the
 scores along the last axis, and how many these are. A segment that offers neither is run by the first rank alone.
@@ -87,6 +87,7 @@ class Slices:
         block.apply(lambda part: scopes.update({id(part._scope): part._scope}))
         copied = copy.deepcopy(block, scopes)
         for own, whole in zip(copied.collect_params().values(), block.collect_params().values()):
+            own.initialize(mx.init.Zero(), ctx=mx.cpu(), force_reinit=True)  # what is copied has no gradient
             self.origins[own] = Origin(whole, None)
         return copied
 
@@ -127,7 +128,7 @@ class TwoLayers(HybridBlock):
     def hybrid_forward(self, F: Any, x):
         return self.out(self.hidden(x))
 
-    def split(self, slices: Slices) -> List[HybridBlock]:
+    def split_layers(self, slices: Slices) -> List[HybridBlock]:
         return [chained(slices.column(self.hidden), slices.row(self.out))]
 
 

@@ -64,11 +64,6 @@ def split(net: Block, segments: Sequence[Block], head: LossHead, evaluation_head
     starts: segments in front of which a piece begins: those of stages and groups.
     """
     name = type(net).__name__
-    if moving_layers(net):
-        raise UserError(f"--tp {size}: {name} has batch normalization, whose running statistics are not split; use "
-                        "layer normalization")
-    if any(parameter.grad_req == "null" for parameter in net.collect_params().values()):
-        raise UserError(f"--tp {size}: --freeze: parameters that are not trained are not split; leave one out")
     slices = [Slices(rank, size) for rank in range(size)]
     pieces: List[Piece] = []
     alone: List[Tuple[int, Block]] = []  # segments in a row that are not split
@@ -83,19 +78,19 @@ def split(net: Block, segments: Sequence[Block], head: LossHead, evaluation_head
     for number, segment in enumerate(segments):
         if number in starts:
             close()
-        if hasattr(segment, "split"):
+        if hasattr(segment, "split_layers"):
             close()
-            parts = [segment.split(own) for own in slices]
+            parts = [segment.split_layers(own) for own in slices]
             for k, of_ranks in enumerate(zip(*parts)):
                 pieces.append(_piece([[(number, block)] for block in of_ranks], seeds=k == 0))
         elif hasattr(segment, "split_scores") and number == len(segments) - 1:
             close()
             loss = getattr(head, "loss", None)
-            if not hasattr(loss, "split"):
+            if not hasattr(loss, "split_loss"):
                 raise UserError(f"--tp {size}: {type(loss).__name__} cannot be computed where each context has a part of "
-                                f"the scores, as {type(segment).__name__} gives them; a loss that offers split() can")
+                                f"the scores, as {type(segment).__name__} gives them; a loss that offers split_loss() can")
             scores = [segment.split_scores(own) for own in slices]
-            shares = [loss.split(own, count) for own, (_, count) in zip(slices, scores)]
+            shares = [loss.split_loss(own, count) for own, (_, count) in zip(slices, scores)]
             ends = [share for share, _ in shares]
             pieces.append(_piece([[(number, block)] for block, _ in scores], ends, ends, True))
             close(_Report(shares[0][1], True), _Report(shares[0][1], False))
@@ -104,6 +99,11 @@ def split(net: Block, segments: Sequence[Block], head: LossHead, evaluation_head
             alone.append((number, slices[0].whole(segment)))
     if not done:
         close(head, evaluation_head, labelled=True)
+    if moving_layers(net):
+        raise UserError(f"--tp {size}: {name} has batch normalization, whose running statistics are not split; use "
+                        "layer normalization")
+    if any(parameter.grad_req == "null" for parameter in net.collect_params().values()):
+        raise UserError(f"--tp {size}: --freeze: parameters that are not trained are not split; leave one out")
     if not any(len(piece.recorded) > 1 for piece in pieces):
         raise UserError(f"--tp {size}: {name} has no layer that says how it is split (mxtrain.models.split)")
     return Split(pieces, [own.origins for own in slices])

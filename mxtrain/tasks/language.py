@@ -45,7 +45,7 @@ class TokenLoss(HybridBlock):
     def hybrid_forward(self, F, output, label):
         return -F.mean(F.pick(F.log_softmax(output, axis=-1), label, axis=-1), axis=1)
 
-    def split(self, slices: Slices, scores: int) -> Tuple[HybridBlock, HybridBlock]:
+    def split_loss(self, slices: Slices, scores: int) -> Tuple[HybridBlock, HybridBlock]:
         """(what a rank does with its share of the scores and the labels, what makes the loss of the sum of that).
 
         scores: how many a rank has for a place. Between the two go size + 1 numbers for each place.

@@ -1,5 +1,8 @@
 """Law 1 and 2 for layers that are split over contexts: to 1e-5, since sums are split inside a layer."""
 
+import json
+import sys
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from mxtrain.models.gpt import GPT
 from mxtrain.models.gpt_settings import GPTConfig
 from mxtrain.models.split import TwoLayers
 from mxtrain.tasks.language import TokenLoss
+from spread import HOROVOD, LAUNCH, SLOW, run
 
 VOCABULARY, CONTEXT = 24, 6
 RANDOM = np.random.RandomState(1)
@@ -45,11 +49,19 @@ def contexts(count):
 
 
 def train(folder, net, count=1, **settings):
-    """(arrays of the last checkpoint, losses and numbers of samples)."""
+    """See saved."""
+    return saved(fit(folder, net, count, **settings).folder)
+
+
+def fit(folder, net, count, **settings):
     data = (TEXT, MORE_TEXT) if isinstance(net, GPT) else (POINTS, POINTS)
     settings = {**({} if "resume" in settings else {**SETTINGS, "out": str(folder)}), **settings}
-    ran = mxtrain.fit(net, *data, loss=TokenLoss() if isinstance(net, GPT) else None, ctx=contexts(count), **settings)
-    arrays, rows = result(ran.folder)
+    return mxtrain.fit(net, *data, loss=TokenLoss() if isinstance(net, GPT) else None, ctx=contexts(count), **settings)
+
+
+def saved(folder):
+    """(arrays of the last checkpoint, losses, numbers of samples, and hits)."""
+    arrays, rows = result(folder)
     return arrays, [(float(row["loss"]), row["samples"], row["accuracy"]) for row in rows]
 
 
@@ -181,3 +193,33 @@ def test_what_cannot_be(make, count, settings, words):
 def test_a_loss_that_needs_all_scores():
     with pytest.raises(UserError, match="--tp 2: SoftmaxCrossEntropyLoss cannot be computed where each context has a part"):
         mxtrain.fit(gpt(), TEXT, loss=gluon.loss.SoftmaxCrossEntropyLoss(), ctx=contexts(2), tp=2, batch_size=8)
+
+
+WORKER = """
+import json, os, sys
+import mxtrain
+import test_tensor
+
+for number, (make, config, count, layout) in enumerate(json.loads(sys.argv[1])):
+    net = getattr(test_tensor, make)(**config)
+    test_tensor.fit(f"run{number}", net, count, kvstore="horovod", **layout)
+"""
+DROPOUT = dict(dropout=0.3, tied=False)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("workers, trainings", [
+    pytest.param(2, [("gpt", {}, 2, dict(tp=2)), ("gpt", DROPOUT, 1, dict(tp=2)), ("chain", {}, 2, dict(tp=4)),
+                     ("gpt", {}, 2, dict(tp=2, pp=2, recompute="blocks"))], marks=HOROVOD.marks),
+    pytest.param(4, [("gpt", {}, 1, dict(tp=2)), ("gpt", DROPOUT, 1, dict(tp=4)), ("chain", {}, 1, dict(tp=2, pp=2)),
+                     ("gpt", {}, 1, dict(tp=2, pp=2, recompute="blocks")), ("gpt", {}, 2, dict(tp=4, pp=2)),
+                     ("gpt", {}, 2, dict(tp=2, pp=2))], marks=[*HOROVOD.marks, SLOW])])
+def test_over_processes(once, tmp_path, monkeypatch, workers, trainings):
+    """Teams within a process, and over several; with replicas and with stages, too."""
+    monkeypatch.setenv("PYTHONPATH", ":".join(filter(None, sys.path)))
+    (tmp_path / "worker.py").write_text(WORKER)
+    run(tmp_path, [sys.executable, LAUNCH, "--transport", "horovod", "-n", workers, "--", sys.executable, "worker.py",
+                   json.dumps(trainings)])
+    makers = dict(gpt=gpt, chain=chain)
+    for number, (make, config, _, _) in enumerate(trainings):
+        assert_close(saved(tmp_path / f"run{number}"), once(makers[make], **config))

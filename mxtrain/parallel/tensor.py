@@ -99,13 +99,13 @@ def split(net: Block, segments: Sequence[Block], head: LossHead, evaluation_head
             alone.append((number, slices[0].whole(segment)))
     if not done:
         close(head, evaluation_head, labelled=True)
+    if not any(len(piece.recorded) > 1 for piece in pieces):
+        raise UserError(f"--tp {size}: {name} has no layer that says how it is split (mxtrain.models.split)")
     if moving_layers(net):
         raise UserError(f"--tp {size}: {name} has batch normalization, whose running statistics are not split; use "
                         "layer normalization")
     if any(parameter.grad_req == "null" for parameter in net.collect_params().values()):
         raise UserError(f"--tp {size}: --freeze: parameters that are not trained are not split; leave one out")
-    if not any(len(piece.recorded) > 1 for piece in pieces):
-        raise UserError(f"--tp {size}: {name} has no layer that says how it is split (mxtrain.models.split)")
     return Split(pieces, [own.origins for own in slices])
 
 

@@ -26,8 +26,6 @@ from mxtrain.parallel.stage import Arrays, Backward, run
 from mxtrain.parallel.statistics import moving_layers
 from mxtrain.tasks.heads import LossHead
 
-Slot = List[Optional[mx.nd.NDArray]]
-
 
 class Piece(NamedTuple):
     """What is run between two sums. The chunks are of every rank, or of the first alone."""
@@ -38,6 +36,8 @@ class Piece(NamedTuple):
     inference: List[List[Chunk]]
     segment: int
     """Index of its first segment in the finest plan."""
+    last: int
+    """Of its last one."""
     labelled: bool
     """Whether it takes the labels, too."""
     goes_on: bool = False
@@ -111,15 +111,15 @@ def split(net: Block, segments: Sequence[Block], head: LossHead, evaluation_head
 
 def _piece(ranks, end=None, evaluation_end=None, labelled=False, last=0, seeds=True) -> Piece:
     """ranks: (number, segment) of each rank. end, evaluation_end: what follows, for training and evaluation: a block, or
-    one of each rank."""
+    one of each rank. last: number of the network's last segment. seeds: whether random numbers begin anew with it."""
     def of(number: int, ends) -> Optional[Block]:
         return ends[number] if isinstance(ends, list) else ends
 
     def chunks(ends) -> List[List[Chunk]]:
         return [_chunks(own, of(rank, ends), seeds) for rank, own in enumerate(ranks)]
 
-    first = ranks[0][0][0] if ranks[0] else last
-    return Piece(chunks(end), chunks(None) if end is None else [], chunks(evaluation_end), first, labelled,
+    first, last = (ranks[0][0][0], ranks[0][-1][0]) if ranks[0] else (last, last)
+    return Piece(chunks(end), chunks(None) if end is None else [], chunks(evaluation_end), first, last, labelled,
                  not seeds and plan.draws(ranks[0][0][1]))
 
 
@@ -159,15 +159,11 @@ class Team:
         self.contexts, self._mates = list(contexts), mates
         self.ranks = range(mates.rank * len(contexts), (mates.rank + 1) * len(contexts))
 
-    @property
-    def has_first(self) -> bool:
-        return self.ranks[0] == 0
-
     def spread(self, array: mx.nd.NDArray) -> Arrays:
         """Copies for all here of what the first one here has."""
         return [array, *(array.as_in_context(ctx) for ctx in self.contexts[1:])]
 
-    def sum(self, arrays: Arrays, shape: Tuple[int, ...]) -> Arrays:
+    def sum(self, arrays: Sequence[mx.nd.NDArray], shape: Tuple[int, ...]) -> Arrays:
         """The sum over the team, for all here. arrays: of those here that have one; all are of that shape."""
         total = None
         for array in arrays:
@@ -182,18 +178,21 @@ class Team:
 class TeamRunner:
     """Runs shards through a stage, as StageRunner does: it takes and gives arrays on the first context here.
 
-    pieces: of the stage. bounds: index of the first piece of each group, for recomputation. boundaries: of what comes
-    out of the pieces. ends: whether the stage is the last one.
+    pieces: of the stage. bounds: index of the first piece of each group; recompute: whether backward runs them again.
+    outputs: what comes out of each segment of the network; needed where the team goes over several processes.
+    ends: whether the stage is the last one. gradients: of each rank here. summed: the gradients, likewise, of each
+    parameter that all ranks have whole. alone: whether this process has no other team.
     """
 
     statistics = None
 
-    def __init__(self, pieces: List[Piece], bounds: Sequence[int], recompute: bool, outputs: List[Optional[Boundary]],
-                 ends: bool, team: Team, gradients: List[FloatGradients], summed: List[Arrays], backward: Backward):
+    def __init__(self, pieces: List[Piece], bounds: Sequence[int], recompute: bool, outputs: Sequence[Boundary], ends: bool,
+                 team: Team, gradients: List[FloatGradients], summed: List[Sequence[mx.nd.NDArray]],
+                 backward: Backward, alone: bool):
         self.ctx, self._team, self.gradients, self._summed = team.contexts[0], team, gradients, summed
         self._pieces, self._outputs, self._ends, self._backward = pieces, outputs, ends, backward
         self._bounds = list(zip(bounds, [*bounds[1:], len(pieces)]))
-        self._recompute = recompute
+        self._recompute, self._waits = recompute, recompute and (alone or self.ctx.device_type == "cpu")
         # MXNet has one generator for all CPU contexts of a process.
         self._draws_again = len(team.contexts) > 1 and self.ctx.device_type == "cpu"
         self._kept: Dict[int, list] = {}
@@ -206,7 +205,7 @@ class TeamRunner:
     def end(self) -> None:
         """Adds up what every rank has of the gradient of a parameter that all have."""
         for copies in self._summed:
-            for total, own in zip(self._team.sum([copy for copy in copies], copies[0].shape), copies):
+            for total, own in zip(self._team.sum(copies, copies[0].shape), copies):
                 if total is not own:
                     total.copyto(own)
 
@@ -253,6 +252,8 @@ class TeamRunner:
                         output.backward(own)
                 if self._gives_gradient(number):
                     gradients = self._team.sum([x[0].grad for x in inputs[:len(outputs)]], inputs[0][0].shape)
+                    if self._waits and number == first:
+                        gradients[0].wait_to_read()  # as in StageRunner, to save memory
         return (gradients[0] if self._backward.input_gradient else None), report
 
     def infer(self, *arrays: mx.nd.NDArray) -> Optional[mx.nd.NDArray]:
@@ -290,14 +291,11 @@ class TeamRunner:
         passes, history = [], []
         for number in range(first, end):
             history = self._history(number, history, inputs)
-            if self._backward.first_group is None or number < self._backward.first_group:
-                with autograd.train_mode():
-                    outputs = self._run(number, "recorded", history, labels, key)
-            else:
-                for x in inputs if self._gives_gradient(number) else ():
-                    x[0].attach_grad()
-                with autograd.record():
-                    outputs = self._run(number, "recorded", history, labels, key)
+            recorded = self._backward.first_group is not None and number >= self._backward.first_group
+            for x in inputs if recorded and self._gives_gradient(number) else ():
+                x[0].attach_grad()
+            with autograd.record() if recorded else autograd.train_mode():
+                outputs = self._run(number, "recorded", history, labels, key)
             passes.append((inputs, outputs))
             if self._ends and number == len(self._pieces) - 1:
                 return passes, None
@@ -323,7 +321,7 @@ class TeamRunner:
         return given
 
     def _summed_up(self, number: int, given: Arrays, rows: int) -> List[Arrays]:
-        shape = given[0].shape if given else self._outputs[number].shape(rows)
+        shape = given[0].shape if given else self._outputs[self._pieces[number].last].shape(rows)
         return [[array] for array in self._team.sum(given, shape)]
 
     def _gives_gradient(self, number: int) -> bool:

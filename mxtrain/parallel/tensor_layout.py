@@ -10,7 +10,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Block, Parameter
+from mxnet.gluon import Block, HybridBlock, Parameter
 
 from mxtrain.errors import UserError
 from mxtrain.models import plan
@@ -30,18 +30,17 @@ from mxtrain.parallel.words import in_words
 class SlicedHoldings(Holdings):
     """Holdings of slices, which takes and gives whole parameters.
 
-    wholes: all parameters of the network, on the host. slices: for each of them (slice, its cut) of every rank that has
-    one. The others: see Holdings.
+    slices: of each of the network's parameters, which are on the host, (slice, its cut) of every rank that has one.
+    The others: see Holdings.
     """
 
-    def __init__(self, wholes: Sequence[Parameter], slices: Dict[Parameter, List[Tuple[Parameter, Optional[Cut]]]],
-                 stages: List[List[Parameter]], grid: Grid, contexts: Sequence[mx.Context], communicator: Communicator,
+    def __init__(self, slices: Dict[Parameter, List[Tuple[Parameter, Optional[Cut]]]], stages: List[List[Parameter]], grid: Grid, contexts: Sequence[mx.Context], communicator: Communicator,
                  peers: Communicator, ties: Sequence[Tuple[Parameter, Parameter]]):
         # Of parameters that all ranks have, those of the first one count, and of tied weights one place.
         copies = [(own[0][0], other) for own in slices.values() if own[0][1] is None for other, _ in own[1:]]
         super().__init__([[stage] for stage in stages], stages, grid, contexts, communicator, peers, False, False,
                          [*ties, *copies])
-        self.wholes, self._slices, self._filled = list(wholes), slices, False
+        self.wholes, self._slices, self._filled = list(slices), slices, False
         numbers = {own: number for number, own in enumerate(self.parameters)}
         self._places = [[numbers[own] for own, _ in slices[whole]] for whole in self.wholes]
         self._whole_of = {own: (number, cut) for number, whole in enumerate(self.wholes) for own, cut in slices[whole]}
@@ -116,35 +115,33 @@ class TensorLayout(Layout):
                     for own in pieces for rank in range(tensor)]
         ties = [(one, other) for pair in plan.tied(net)
                 for (one, _), (other, _) in zip(*(slices[whole] for whole in pair))]
-        wholes = list(dict.fromkeys(whole for whole in slices))
-        self._holdings = SlicedHoldings(wholes, slices, of_ranks, self._places, contexts, communicator, self._peers, ties)
-        self.parameters = wholes
+        self._holdings = SlicedHoldings(slices, of_ranks, self._places, contexts, communicator, self._peers, ties)
+        self.parameters = self._holdings.wholes
         numbers = {own: number for number, own in enumerate(self._holdings.parameters)}
         self._ties = [(numbers[one], numbers[other]) for one, other in ties]
         self._everywhere, self._tying = list(contexts), Passing(self._places, contexts, communicator, [])
 
         shared = {own for own_slices in slices.values() if len(own_slices) > 1 and own_slices[0][1] is None
                   for own, _ in own_slices}
-        outputs = _outputs(segments, sample) if grid.team > 1 else []
         mates = communicator.among(grid.team_mates) if grid.team > 1 else ALONE
+        outputs = _outputs(segments, sample) if grid.team > 1 else []
+        may_leave_out = not all(isinstance(segment, HybridBlock) for segment in segments)
         self._of_contexts: List[FloatGradients] = []
         self._runners = []
         for c in range(grid.contexts):
-            stage, own = grid.place(c)[1], pieces[grid.place(c)[1]]
-            team = Team(contexts[c * local:(c + 1) * local], mates)
+            stage = grid.place(c)[1]
+            team, own = Team(contexts[c * local:(c + 1) * local], mates), pieces[stage]
             kept = [of_ranks[stage * tensor + rank] for rank in team.ranks]
-            gradients = [FloatGradients(parameters, ctx, shards > grid.replicas, False)
+            gradients = [FloatGradients(parameters, ctx, shards > grid.replicas, may_leave_out)
                          for parameters, ctx in zip(kept, team.contexts)]
             self._of_contexts += gradients
-            summed = list(zip(*([gradient for parameter, gradient in zip(parameters, of_rank.arrays)
-                                 if parameter in shared] for parameters, of_rank in zip(kept, gradients))))
-            bounds = [next(i for i, piece in enumerate(own) if piece.segment >= start) for start in groups
-                      if own[0].segment <= start <= own[-1].segment]
+            summed = zip(*([array for parameter, array in zip(parameters, of_rank.arrays) if parameter in shared]
+                           for parameters, of_rank in zip(kept, gradients)))
+            bounds = [i for i, piece in enumerate(own) if piece.segment in groups
+                      and (i == 0 or own[i - 1].segment < piece.segment)]
             self._runners.append(TeamRunner(
-                own, bounds, recompute != "none",
-                [outputs[(own[i + 1].segment if i + 1 < len(own) else [*stages, len(segments)][stage + 1]) - 1]
-                 if outputs else None for i in range(len(own))],
-                stage == grid.stages - 1, team, gradients, summed, self._backward[stage]))
+                own, bounds, recompute != "none", outputs, stage == grid.stages - 1, team, gradients, list(summed),
+                self._backward[stage], grid.contexts == 1))
         self._own = [self._held(c) for c in range(len(contexts))]
         self.held = [[self._holdings.of_whole(held) for held in own] for own in self._own]
         self.sums = self._sums()

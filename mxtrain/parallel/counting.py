@@ -1,8 +1,8 @@
 """How many bytes MXNet's arrays take on a context, counted by MXNet's profiler.
 
 MXNet's storage tells the profiler of every array that it makes or gives up, on CPUs and GPUs, its operators' workspaces
-included. So the count is exact, whatever else the process does, and costs microseconds. Arrays from before counting began
-are not in it, so what counts are differences. What a pool or malloc keeps for later is not in it either.
+included. So the count is exact, whatever else the process does, and costs microseconds. Arrays from before counting
+began are not in it, so what counts are differences. What a pool or malloc keeps for later is not in it either.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def measure(segments: Sequence[Block], head: Block, inputs: Sequence[mx.nd.NDArr
     """Costs of the segments of a network, the last one with the training head, for shards of `rows` rows.
 
     inputs, label: what the network and the head take, a row or more, on the context to measure on. starts: of the
-    groups that workspaces are for. static: whether Cost.static is needed. Of three or more equal segments in a row two are
+    groups that workspaces are for. static: measure with static memory. Of three or more equal segments in a row two are
     run; what is run and not initialized yet gets zeros. Changes gradients, the random generator and nothing else. Not
     for a process whose MXNet profiler is in use.
     """

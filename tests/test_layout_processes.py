@@ -192,8 +192,8 @@ def test_layouts_that_can_and_cannot_be(tmp_path, transport, todo, said):
 @SLOW
 @pytest.mark.parametrize("transport, flags, said", [
     ("ps", ["--pp", 2], NEEDS_HOROVOD),
-    ("ps", ["--kvstore", "dist_async", "--cpus", 2, "--pp", 2], "--pp 2: --kvstore dist_async cannot"),
-    ("ps", ["--kvstore", "dist_async", "--zero", 1], "--zero 1: --kvstore dist_async cannot"),
+    ("dist_async", ["--cpus", 2, "--pp", 2], "--pp 2: --kvstore dist_async cannot"),
+    ("dist_async", ["--zero", 1], "--zero 1: --kvstore dist_async cannot"),
     ("ps", ["--zero", 1, "--compression", "2bit"], "--compression 2bit: is for gradients that all processes get whole"),
     pytest.param("horovod", ["--zero", 2, "--compression", "fp16"], "--compression fp16: is for gradients that all",
                  marks=HOROVOD.marks),

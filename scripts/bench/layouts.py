@@ -101,11 +101,12 @@ def main() -> None:
     if options.json:
         print(json.dumps(found))
         return
-    for network in options.network:
-        print(f"| {network}, {options.updates} updates | float sums | `--exact` |\n|---|---|---|")
-        for name, row in found[network].items():
-            print(f"| {name} | {in_words(row['float'])} | {in_words(row['exact'])} |")
-        print()
+    sums = {"float": "float sums", "exact": "`--exact`"}
+    columns = [(network, key) for network in options.network for key in sums]
+    print("| " + " | ".join(["layout", *(f"{network}, {sums[key]}" for network, key in columns)]) + " |")
+    print("|---" * (1 + len(columns)) + "|")
+    for case in cases:
+        print("| " + " | ".join([case.name, *(in_words(found[network][case.name][key]) for network, key in columns)]) + " |")
 
 
 def _options():

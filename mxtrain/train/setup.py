@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import logging
 import random
 from types import SimpleNamespace
-from typing import Callable, List, NamedTuple, Optional, Sequence
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -55,7 +56,7 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                                                    prepare, check_output))
     stages = _stages(made, settings.parallel, contexts, communicator)
     groups = _groups(made, stages, settings, communicator)
-    communicator.meet(grid_for(settings.parallel, len(contexts), communicator).groups())
+    communicator.meet(grid_for(settings.parallel, len(contexts), communicator).groups(_tied_stages(net, stages)))
     return communicator.together(lambda: _assembled(made, stages, groups, settings, contexts, communicator, train_data,
                                                     val_data, preprocess, fingerprint, scores, values))
 
@@ -123,6 +124,13 @@ def _stages(made: _Prepared, parallel: ParallelConfig, contexts: List[mx.Context
             barred += found
 
     return communicator.share(communicator.together(choose))
+
+
+def _tied_stages(net: Block, stages: List[int]) -> List[Tuple[int, int]]:
+    """The stages of the two places of every tied weight."""
+    of = {id(p): bisect.bisect(stages, number) - 1 for number, segment in enumerate(plan.segments(net))
+          for p in segment.collect_params().values()}
+    return [(of[id(one)], of[id(other)]) for one, other in plan.tied(net)]
 
 
 def _groups(made: _Prepared, stages: List[int], settings: SimpleNamespace,

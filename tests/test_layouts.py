@@ -31,6 +31,7 @@ LAYOUTS = [
     (3, dict(zero=2, recompute="blocks")),
     (4, dict(pp=2, zero=2, recompute="4", pp_schedule="gpipe")),
     (8, dict(pp=4, zero=2, cut=[1, 4, 8])),
+    (2, dict(zero=1, recompute="6kB")),
 ]
 
 

@@ -68,6 +68,17 @@ def test_replicas_share_out_states_and_gradients():
     assert plan(SEGMENTS, 0, (40, 4), Grid(2, 2), layout(zero=2, shards=8))[0]["sent"]["gradients"] == 2 * 1.5 * 4 * 440
 
 
+def test_replicas_share_out_weights():
+    given = layout(zero=3, groups=[0, 1, 3], recompute=True, shards=8)  # two shards for each of four devices
+    one, = plan(SEGMENTS, 0, (40, 4), Grid(4), given)
+    assert one["weights"] == 4 * (110 + 220)  # its own, and the group of two segments
+    assert one["gradients"] == 4 * (110 + 220) and one["optimizer"] == 8 * 110
+    assert one["sent"]["weights"] == 2 * 3 / 4 * 4 * (440 + 440 - 110)  # the last group is run once
+    among, = plan(SEGMENTS, 0, (40, 4), Grid(2, 2), given)
+    assert among["weights"] == 4 * (110 + 2 * 220)  # and what is on its way
+    assert among["sent"]["weights"] == one["sent"]["weights"]
+
+
 def test_exact_sums_take_two_buffers_two_parts_and_the_total():
     one, = plan(SEGMENTS, 0, (40, 4), Grid(1), layout(exact=True))
     assert one["gradients"] == (2 * 4 + 2 * 8 + 4) * 440

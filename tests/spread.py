@@ -52,6 +52,22 @@ def run(place, command, code=0):
     return done
 
 
+def chain(place, out, links, *flags):
+    """One run by many starts: each goes on from a checkpoint in the middle of the epoch before, and trains one epoch
+    more than that had. Yields the number of epochs that are done.
+
+    links: (transport, workers, servers, contexts, flags of this start...)"""
+    done = 0
+    for transport, workers, servers, contexts, *own in links:
+        if NO_HOROVOD and "horovod" in transport:
+            continue
+        middle = out / "checkpoints" / f"update-{UPDATES * done - UPDATES // 2:08d}"
+        how = ["--resume", middle] if done else [*FLAGS, *STEPS, *flags, "--out", out]
+        done += 1
+        run(place, launch(transport, workers, servers, *how, "--epochs", done, "--cpus", contexts, *own))
+        yield done
+
+
 def prepare(place):
     """97 samples to train on, 23 to validate, and a network that draws and counts; for what runs in the folder."""
     idx_folder(place / "data", 97, 23, side=8)

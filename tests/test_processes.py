@@ -14,7 +14,7 @@ import pytest
 
 from launching import TOKEN, processes, variables_of, wait_for
 from mxtrain.inference.evaluate import main as evaluate
-from spread import FLAGS, HOROVOD, NETWORK, NO_HOROVOD, STEPS, UPDATES, alone, launch, place, run  # noqa: F401
+from spread import FLAGS, HOROVOD, NETWORK, STEPS, UPDATES, alone, chain, launch, place, run  # noqa: F401
 from trainings import SCRIPT, arrays, assert_close, assert_same_bits, make_parts, metrics, rows
 
 SLOW = pytest.mark.slow
@@ -29,20 +29,6 @@ def net(classes):
 """
 
 pytestmark = pytest.mark.timeout(300)
-
-
-def chain(place, out, links, *flags):
-    """One run by many starts: each goes on from a checkpoint in the middle of the epoch before, and trains one epoch
-    more than that had. Yields the number of epochs that are done."""
-    done = 0
-    for transport, workers, servers, contexts in links:
-        if NO_HOROVOD and "horovod" in transport:
-            continue
-        middle = out / "checkpoints" / f"update-{UPDATES * done - UPDATES // 2:08d}"
-        how = ["--resume", middle] if done else [*FLAGS, *STEPS, *flags, "--out", out]
-        done += 1
-        run(place, launch(transport, workers, servers, *how, "--epochs", done, "--cpus", contexts))
-        yield done
 
 
 def every_pair(kinds):
@@ -162,12 +148,16 @@ def pictures(place):
     return place
 
 
-@pytest.mark.parametrize("transport, workers", [pytest.param("horovodrun", 8, marks=HOROVOD.marks), ("ps", 2)])
-def test_a_few_pictures_some_unreadable(pictures, alone, tmp_path, capsys, monkeypatch, transport, workers):
+@pytest.mark.parametrize("transport, workers, layout", [
+    pytest.param("horovodrun", 8, [], marks=HOROVOD.marks), ("ps", 2, []),
+    pytest.param("horovod", 2, ["--pp", 2], marks=[*HOROVOD.marks, SLOW]),
+    pytest.param("horovod", 4, ["--cpus", 2, "--pp", 4, "--zero", 2], marks=[*HOROVOD.marks, SLOW]),
+    pytest.param("ps", 2, ["--cpus", 2, "--pp", 2, "--zero", 1], marks=SLOW)])
+def test_a_few_pictures_some_unreadable(pictures, alone, tmp_path, capsys, monkeypatch, transport, workers, layout):
     """Batches of two on eight processes: most of them have nothing to do, and take all steps. Numbers, checkpoints and
     the early stop are those of one process, and the files are written by one."""
     out, expected = tmp_path / "run", alone(*STOPPING)
-    done = run(pictures, launch(transport, workers, 1, *FLAGS, *STOPPING, "--out", out))
+    done = run(pictures, launch(transport, workers, 1, *FLAGS, *STOPPING, *layout, "--out", out))
     assert_same_bits(arrays(out), arrays(expected))
     assert rows(out) == rows(expected)
     assert [(row["samples"], row["skipped"]) for row in rows(out)] == [("9", "1"), ("3", "1")] * 2  # of nine epochs

@@ -38,17 +38,29 @@ def by_hand(firsts: Sequence[int], segments: int, stages: int, name: str) -> Lis
     return starts
 
 
-def balanced(costs: Sequence[float], stages: int, name: str) -> List[int]:
+def balanced(costs: Sequence[float], stages: int, name: str, barred: Sequence[int] = ()) -> List[int]:
     """The first segment of each stage, such that the dearest stage is as cheap as can be.
 
     Of all such cuts it is that of the least sum of squares of the stages' costs, then the first in order.
-    costs: of each segment, none negative. Raises UserError where a stage would be empty. name: of the network.
+    costs: of each segment, none negative. barred: segments that no stage may begin with. name: of the network.
+    Raises UserError where a stage would be empty.
     """
     check(stages, len(costs), name)
-    sums = [0.0, *accumulate(costs)]
+    free = [i for i in range(len(costs)) if i not in barred]
+    if stages > len(free):
+        raise UserError(f"--pp {stages}: {name} has {len(costs)} segments, of which {len(free)} can begin a stage with "
+                        f"--exact; {unlike(barred)}")
+    before = [0.0, *accumulate(costs)]
+    sums = [before[i] for i in [*free, len(costs)]]
     limit, _ = _least(sums, stages, max)
     _, starts = _least(sums, stages, lambda total, cost: total + (cost ** 2 if cost <= limit else float("inf")))
-    return starts
+    return [free[i] for i in starts]
+
+
+def unlike(firsts: Sequence[int]) -> str:
+    """What is wrong with stages that begin with these segments: see parallel.rounding."""
+    return (f"a cut in front of segment{'s' * (len(firsts) > 1)} {', '.join(map(str, sorted(firsts)))} has this machine "
+            "round otherwise than on one device")
 
 
 def _least(sums: Sequence[float], stages: int, join: Callable[[float, float], float]) -> Tuple[float, List[int]]:

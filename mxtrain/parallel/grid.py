@@ -6,7 +6,7 @@ d // P, so that the stages of a replica are neighbours: within a process, or ove
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from mxtrain.errors import UserError
 
@@ -61,15 +61,16 @@ class Grid(NamedTuple):
         rank, context = divmod(replica * self.stages + stage, self.contexts)
         return context if rank == self.rank else None
 
-    def groups(self) -> List[Tuple[int, ...]]:
+    def groups(self, pairs: Sequence[Tuple[int, int]] = ()) -> List[Tuple[int, ...]]:
         """The sets of ranks that have to do with each other when a replica goes over several processes: those with the
-        same stages, neighbours in a pipeline, and its ends."""
+        same stages, neighbours in a pipeline, and those with `pairs` of stages that exchange something else."""
         if self.span == 1:
             return []
         same = [tuple(range(first, self.processes, self.span)) for first in range(self.span)]
-        pairs = [(rank, rank + 1) for rank in range(self.processes - 1) if (rank + 1) % self.span]
-        ends = [(rank, rank + self.span - 1) for rank in range(0, self.processes, self.span)]
-        return [group for group in dict.fromkeys([*same, *pairs, *ends]) if len(group) > 1]
+        neighbours = [(rank, rank + 1) for rank in range(self.processes - 1) if (rank + 1) % self.span]
+        others = [tuple(sorted({self.rank_of(replica, stage) for stage in pair}))
+                  for pair in pairs for replica in range(self.replicas)]
+        return [group for group in dict.fromkeys([*same, *neighbours, *others]) if len(group) > 1]
 
     def _device(self, context: int) -> int:
         return self.rank * self.contexts + context

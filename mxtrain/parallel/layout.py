@@ -31,6 +31,7 @@ from mxtrain.parallel.shards import assigned, bounds_in, send
 from mxtrain.parallel.stage import StageRunner, backward_by
 from mxtrain.parallel.statistics import ShardStatistics, moving_layers, unreached_by_backward
 from mxtrain.parallel.trace import Row
+from mxtrain.parallel.words import in_words
 from mxtrain.parallel.zero import Scatter, ScatteredGradients, flat
 
 Arrays = List[mx.nd.NDArray]
@@ -89,6 +90,8 @@ class Layout:
         if len(program.segments) > 1:
             plan.check(net, program.segments, *sample)
         self._passing = Passing(grid, self.contexts, communicator, boundaries(program.segments, stages, sample))
+        self.words = in_words(grid, contexts, stages, len(segments), shards, schedule, zero)
+        """Of stages, and what is shared out; None where there is nothing of it."""
         trained, layers = trained_by(program), moving_by(program)
         ties = _trained_ties(net)
         self._numbers = shards * (2 if ties else 1)  # that a gradient is the sum of

@@ -99,6 +99,8 @@ class Passing:
                 there.append(self._grid.rank_of(replica, stage))
             else:
                 here.append(of_stage)
+        if not here:
+            return  # this process has a stage between the two
         if there:
             for array in here[0]:
                 self._communicator.send(array, there[0])

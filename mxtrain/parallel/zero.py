@@ -181,13 +181,16 @@ class Scatter:
         # operator that waits for another process can hold up those that come after it, by the memory for temporary
         # values that they share; in two orders, two processes could wait for each other.
         self._order = deque((turn, stage, group) for turn in range(rounds) for stage in sorted(self._owners, reverse=True)
-                            for group in reversed(range(len(self._owners[stage].groups))))
+                            for group in reversed(range(len(self._owners[stage].groups)))
+                            if self._owners[stage].groups[group])  # a pass of a frozen one may not be handed over
         self._given = {key: [] for key in self._order}
 
     def hand(self, stage: int, here: int, group: int, gradients: Dict[int, mx.nd.NDArray]) -> None:
         """Takes the gradients that a pass of a group has given, by the parameters' numbers; one may be missing."""
         if not self._among_processes:
             self._add(stage, group, gradients)
+            return
+        if not self._owners[stage].groups[group]:
             return
         turn = self._turns[stage, here, group]
         self._turns[stage, here, group] += 1

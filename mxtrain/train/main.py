@@ -137,6 +137,8 @@ def _describe(run, settings, task, kvstore: str) -> None:
     _log.info("batches of %d in %d shard%s, %s, kvstore %s; %d updates per epoch", settings.train.batch_size,
               parallel.shards, "s" if parallel.shards > 1 else "",
               "exact sums" if parallel.exact else "float32 sums", kvstore, len(task.train_data))
+    if run.layout.words:
+        _log.info("%s", run.layout.words)
     _log.info("run folder: %s", settings.train.out)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import logging
 import random
 from types import SimpleNamespace
-from typing import Callable, List, NamedTuple, Optional, Sequence
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -25,6 +26,7 @@ from mxtrain.parallel.compression import compression_for
 from mxtrain.parallel.grid import Grid, grid
 from mxtrain.parallel.layout import Layout
 from mxtrain.parallel.measure import starts_within
+from mxtrain.parallel.rounding import rounding_cuts
 from mxtrain.parallel.settings import ParallelConfig, idle_flags, number_of_shards
 from mxtrain.parallel.shards import assigned, part_of
 from mxtrain.parallel.statistics import moving_layers
@@ -52,9 +54,9 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
     """
     made = communicator.together(lambda: _prepared(net, loss, settings, contexts, sample, preprocess, evaluation_loss,
                                                    prepare, check_output))
-    stages = _stages(made, settings.parallel, communicator)
+    stages = _stages(made, settings.parallel, contexts, communicator)
     groups = _groups(made, stages, settings, communicator)
-    communicator.meet(grid_for(settings.parallel, len(contexts), communicator).groups())
+    communicator.meet(grid_for(settings.parallel, len(contexts), communicator).groups(_tied_stages(net, stages)))
     return communicator.together(lambda: _assembled(made, stages, groups, settings, contexts, communicator, train_data,
                                                     val_data, preprocess, fingerprint, scores, values))
 
@@ -93,22 +95,42 @@ def _prepared(net, loss, settings, contexts, sample, preprocess, evaluation_loss
     return _Prepared(net, sample, label, head, evaluation_head)
 
 
-def _stages(made: _Prepared, parallel: ParallelConfig, communicator: Communicator) -> List[int]:
+def _stages(made: _Prepared, parallel: ParallelConfig, contexts: List[mx.Context],
+            communicator: Communicator) -> List[int]:
     """The first segment of each stage of a pipeline; rank 0 measures for all."""
     name, segments = type(made.net).__name__, plan.segments(made.net)
     if parallel.pp == 1:
         return [0]
 
     def choose() -> Optional[List[int]]:
-        if parallel.cut:
-            return cut.by_hand(parallel.cut, len(segments), parallel.pp, name)
         cut.check(parallel.pp, len(segments), name)
+        starts = cut.by_hand(parallel.cut, len(segments), parallel.pp, name) if parallel.cut else None
         if communicator.rank:
             return None
+        unlike = functools.partial(rounding_cuts, segments, inputs=made.sample, label=made.label, head=made.head)
+        tries = parallel.exact and contexts[0].device_type == "cpu"
+        if starts:
+            found = unlike(starts) if tries else []
+            if found:
+                raise UserError(f"--cut {' '.join(map(str, parallel.cut))}: with --exact, {cut.unlike(found)}")
+            return starts
         costs = cut.measure(segments, made.sample, made.label, made.head, made.sample[0].context)
-        return cut.balanced(costs, parallel.pp, name)
+        barred: List[int] = []
+        while True:
+            starts = cut.balanced(costs, parallel.pp, name, barred)
+            found = unlike(starts) if tries else []
+            if not found:
+                return starts
+            barred += found
 
     return communicator.share(communicator.together(choose))
+
+
+def _tied_stages(net: Block, stages: List[int]) -> List[Tuple[int, int]]:
+    """The stages of the two places of every tied weight."""
+    of = {id(p): bisect.bisect(stages, number) - 1 for number, segment in enumerate(plan.segments(net))
+          for p in segment.collect_params().values()}
+    return [(of[id(one)], of[id(other)]) for one, other in plan.tied(net)]
 
 
 def _groups(made: _Prepared, stages: List[int], settings: SimpleNamespace,
@@ -182,7 +204,7 @@ def grid_for(parallel: ParallelConfig, contexts: int, communicator) -> Grid:
     if of_all.span > 1 and not communicator.sends:
         raise UserError(f"--pp {parallel.pp}: a pipeline over several processes, of {contexts} context"
                         f"{'s' * (contexts > 1)} each, needs Horovod, which sends from one to another: start them by "
-                        "horovodrun")
+                        "horovodrun, or by launch.py --transport horovod")
     if of_all.span > 1 and parallel.compression != "none":
         raise UserError(f"--compression {parallel.compression}: is for sums over all processes, and --pp {parallel.pp} "
                         "spreads a replica over several; leave one out")

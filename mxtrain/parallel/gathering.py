@@ -34,8 +34,9 @@ class Gathering:
             self._starts.append(dict(zip(group, np.cumsum([0, *lengths]).tolist())))
             sizes.append(sum(lengths))
         self._size = max(1, *sizes)
+        self._absent = absent(self._ctx)
         self._memory: Optional[mx.nd.NDArray] = None
-        self._before: Optional[mx.nd.NDArray] = None
+        self._before: Optional[mx.nd.NDArray] = None  # what was asked for last comes there
 
     def open(self, group: int, predict: bool = False) -> Dict[int, mx.nd.NDArray]:
         """Puts the weights of a group into its parameters; returns them by number. predict: see `close`."""
@@ -56,14 +57,14 @@ class Gathering:
 
     def close(self, group: int, output: Optional[mx.nd.NDArray] = None) -> None:
         """Takes the weights away. output: of a prediction, with which they have arrays of their own."""
-        self._put(group, dict.fromkeys(self._groups[group], absent(self._ctx)))
+        self._put(group, dict.fromkeys(self._groups[group], self._absent))
         if output is not None and self._ctx.device_type == "cpu":
             output.wait_to_read()
 
     def join(self, group: int) -> None:
         """Only has other processes get what is owned here."""
         self._wait()
-        self._owners.gather(group, self._here, self._kept, {})
+        self._before = self._owners.gather(group, self._here, self._kept, {})
 
     def end(self) -> None:
         """Gives up the memory, until a group is opened."""

@@ -146,12 +146,9 @@ class Layout:
             for c, queue in enumerate(queues):
                 if queue and self._can_run(c, queue[0]):
                     instruction, feed = queue.popleft(), feeds[self.grid.place(c)[0]]
-                    if instruction.micro_batch >= len(feed.shards):
-                        self._stand_by(c, instruction)
-                        continue
                     report = self._run(c, instruction, feed, update)
-                    shard = feed.shards[instruction.micro_batch]
                     if report is not None:
+                        shard = feed.shards[instruction.micro_batch]
                         reports[shard] = report
                         if shard == watched:
                             self.watched_gradient = self._runners[c].gradients.latest()
@@ -198,13 +195,10 @@ class Layout:
         feeds, outputs = self._feeds(batch), {}
         for m in range(self._rounds or max(len(feed.shards) for feed in feeds.values())):
             for replica, feed in feeds.items():
-                if m < len(feed.shards):
+                if m < (self._rounds or len(feed.shards)):
                     output = self._infer(replica, feed, m)
                     if output is not None:
                         outputs[feed.shards[m]] = output
-                elif self._rounds:
-                    for c in filter(lambda c: self.grid.place(c)[0] == replica, range(len(self.contexts))):
-                        self._runners[c].stand_by("infer")
         for runner in self._runners:
             runner.end_inference()
         return [outputs[shard] for shard in sorted(outputs)]
@@ -318,6 +312,8 @@ class Layout:
         """Runs an instruction and passes on what comes of it; returns the head's report where there is one."""
         replica, stage = self.grid.place(c)
         m, runner = instruction.micro_batch, self._runners[c]
+        if m >= len(feed.shards):
+            return self._stand_by(c, instruction)
         shard, label = feed.shards[m], feed.labels[m] if stage == self.grid.stages - 1 else []
         key = self._seed, update, shard
         if instruction.kind == "forward":
@@ -355,6 +351,9 @@ class Layout:
         for stage in range(self.grid.stages):
             c = self.grid.context_of(replica, stage)
             if c is None:
+                continue
+            if m >= len(feed.shards):
+                self._runners[c].stand_by("infer")
                 continue
             x = feed.inputs[m] if stage == 0 else [self._passing.take(c, stage - 1, m, feed.rows[m])]
             output = self._runners[c].infer(x, feed.labels[m] if stage == last else [])

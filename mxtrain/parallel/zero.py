@@ -112,23 +112,24 @@ class Owners:
                     start += part.size
 
     def gather(self, number: int, here: int, kept: Sequence[Dict[Part, mx.nd.NDArray]],
-               weights: Dict[int, mx.nd.NDArray]) -> None:
+               weights: Dict[int, mx.nd.NDArray]) -> Optional[mx.nd.NDArray]:
         """Brings the whole weights of a group to the replica number `here` of this process, from those who own them.
 
         kept: of the replicas here, what each owns. weights: where they come to, by the parameters' numbers; with none,
         only other processes get what is kept here. Processes make the same calls in the same order; nothing waits.
+        Returns the array in which what processes have comes together, if it does.
         """
         if self.peers.size == 1:
             for part in self.groups[number]:
                 if part.parameter in weights:
                     kept[part.owner][part].copyto(flat(weights[part.parameter], part))
-            return
+            return None
         ctx = self.contexts[here]
         blocks = [[part for part in self.groups[number] if part.owner // len(self.contexts) == rank]
                   for rank in range(self.peers.size)]
         length = max(sum(part.size for part in block) for block in blocks)
         if not length:
-            return
+            return None
         own = [kept[part.owner - self._first][part].as_in_context(ctx) for part in blocks[self.peers.rank]]
         everything = self.peers.all_gather(padded(own, length, ctx), tag=f"weights.{self._stage}.{here}")
         for rank, block in enumerate(blocks):
@@ -137,6 +138,7 @@ class Owners:
                 if part.parameter in weights:
                     everything[start:start + part.size].copyto(flat(weights[part.parameter], part))
                 start += part.size
+        return everything
 
     def columns(self, number: int, column: int) -> List[List[Part]]:
         """The parts of a group that are owned by the replicas with the same place in each of the processes."""

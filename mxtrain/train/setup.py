@@ -73,10 +73,10 @@ class _Prepared(NamedTuple):
 
 
 def _prepared(net, loss, settings, contexts, sample, preprocess, evaluation_loss, prepare, check_output) -> _Prepared:
-    """See set_up. A network of several stages, which may be too large for one device, is made on the host."""
+    """See set_up. A network that may be too large for one device is made on the host."""
     if contexts[0].device_type == "cpu":
         compat.keep_memory()
-    first_on = contexts if settings.parallel.pp == 1 else [mx.cpu()]
+    first_on = contexts if settings.parallel.pp == 1 and settings.parallel.zero < 3 else [mx.cpu()]
     initialize(net, first_on, settings.train.seed)
     *sample, label = [mx.nd.array(x, ctx=first_on[0], dtype=x.dtype) for x in sample]
     if preprocess is not None:
@@ -154,6 +154,9 @@ def _assembled(made: _Prepared, stages: List[int], groups: Optional[List[int]], 
     layout = Layout(net, made.head, made.evaluation_head, contexts, parallel.shards, parallel.exact, parallel.recompute,
                     mix(settings.train.seed, 1), preprocess, made.sample, communicator, stages, parallel.pp_schedule,
                     parallel.zero, settings.optim.optimizer == "lamb", groups)
+    if parallel.zero == 3 and parallel.recompute == "none":
+        _log.info("--zero 3: weights come and go, so that the blocks of the network run again in backward, as with "
+                  "--recompute blocks")
     _warn_about_shards(net, settings.train.batch_size, layout)
     parameters = weights.parameters(net)
     names = {id(p): name for name, p in parameters.items()}

@@ -56,6 +56,9 @@ LONG = [("alone", 1, 0, 1),
         ("horovod", 3, 0, 1, "--pp", 3, "--zero", 0, "--pp-schedule", "gpipe"),
         ("horovod", 2, 0, 2, "--pp", 4, "--recompute", 3, "--pp-schedule", "1f1b"),
         ("horovodrun", 2, 0, 1, "--pp", 1, "--zero", 2),
+        ("horovod", 4, 0, 1, "--pp", 2, "--zero", 3, "--pp-schedule", "gpipe"),
+        ("horovod", 2, 0, 2, "--pp", 2, "--zero", 3, "--recompute", 4, "--pp-schedule", "1f1b"),
+        ("ps", 2, 1, 2, "--pp", 1, "--zero", 3),
         ("ps", 3, 1, 1, "--zero", 2, "--recompute", "none"),
         ("horovod", 4, 0, 2, "--pp", 4, "--zero", 1),
         ("alone", 1, 0, 1, *PLAIN)]
@@ -99,6 +102,8 @@ ADAM = ["--batch-size", 20, "--epochs", 2, "--optimizer", "adamw", "--lr", 0.01,
 @pytest.mark.parametrize("workers, layout", [
     pytest.param(2, ["--pp", 2, "--trace"], marks=HOROVOD.marks),
     pytest.param(4, ["--pp", 2, "--zero", 2, "--trace"], marks=[*HOROVOD.marks, SLOW]),
+    pytest.param(4, ["--pp", 2, "--zero", 3], marks=[*HOROVOD.marks, SLOW]),
+    pytest.param(3, ["--pp", 3], marks=[*HOROVOD.marks, SLOW]),
     pytest.param(2, ["--cpus", 2, "--pp", 4, "--recompute", "blocks"], marks=[*HOROVOD.marks, SLOW])])
 def test_a_gpt_with_a_tied_weight(tmp_path, workers, layout):
     """Its two places are at both ends of the pipeline. The trace has all devices and all that they ran."""
@@ -109,7 +114,7 @@ def test_a_gpt_with_a_tied_weight(tmp_path, workers, layout):
     run(tmp_path, launch("horovod", workers, 0, *flags, *layout, "--out", "many"))
     assert_same_bits(arrays(tmp_path / "many"), arrays(tmp_path / "one"))
     assert rows(tmp_path / "many") == rows(tmp_path / "one")
-    assert "over 2 processes; 1f1b, bubble" in (tmp_path / "many" / "log.txt").read_text()
+    assert f"over {3 if workers == 3 else 2} processes; 1f1b, bubble" in (tmp_path / "many" / "log.txt").read_text()
     if "--trace" in layout:
         events = json.loads((tmp_path / "many" / "trace.json").read_text())["traceEvents"]
         names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"
@@ -158,9 +163,11 @@ OVER_HOROVOD = [
     ("both", 1, dict(dp=2, pp=2)), ("four", 2, dict(pp=4)), ("many", 3, dict(pp=6)), ("split", 3, dict(pp=2)),
     ("half", 2, dict(pp=2, zero=2)), ("frozen", 1, {}), ("frozen_zero", 1, dict(zero=2)),
     ("frozen_both", 2, dict(pp=2, zero=2)), ("frozen_stage", 1, dict(pp=2, cut=[1])), ("again", 1, dict(pp=2)),
+    ("weights", 1, dict(zero=3)), ("stages_of_weights", 2, dict(pp=2, zero=3)), ("frozen_weights", 2, dict(zero=3)),
 ]
 # The last batch is of one sample: all processes but one have nothing to do, and take part in all exchanges.
-OVER_SERVERS = [("plain", 1, {}), ("two", 1, dict(pp=2)), ("half", 2, dict(pp=2, zero=1)), ("again", 1, dict(zero=2))]
+OVER_SERVERS = [("plain", 1, {}), ("two", 1, dict(pp=2)), ("half", 2, dict(pp=2, zero=1)), ("again", 1, dict(zero=2)),
+                ("weights", 2, dict(zero=3))]
 SAID = {"stages": "--pp 3: 3 stages need a multiple of 3 contexts (--gpus or --cpus); there are 2 processes with 2 contexts",
         "replicas": "--dp 3: 3 replicas of 1 stage need 3 contexts; there are 2 processes with 2 contexts each, 4 in all",
         "both": "--dp 2: 2 replicas of 2 stages need 4 contexts; there are 2 processes with 1 context each, 2 in all",
@@ -192,8 +199,8 @@ def test_layouts_that_can_and_cannot_be(tmp_path, transport, todo, said):
 @SLOW
 @pytest.mark.parametrize("transport, flags, said", [
     ("ps", ["--pp", 2], NEEDS_HOROVOD),
-    ("ps", ["--kvstore", "dist_async", "--cpus", 2, "--pp", 2], "--pp 2: --kvstore dist_async cannot"),
-    ("ps", ["--kvstore", "dist_async", "--zero", 1], "--zero 1: --kvstore dist_async cannot"),
+    ("dist_async", ["--cpus", 2, "--pp", 2], "--pp 2: --kvstore dist_async cannot"),
+    ("dist_async", ["--zero", 1], "--zero 1: --kvstore dist_async cannot"),
     ("ps", ["--zero", 1, "--compression", "2bit"], "--compression 2bit: is for gradients that all processes get whole"),
     pytest.param("horovod", ["--zero", 2, "--compression", "fp16"], "--compression fp16: is for gradients that all",
                  marks=HOROVOD.marks),
@@ -258,7 +265,8 @@ def test_one_stage_without_numbers_ends_all(place, tmp_path, stage, layout):
     pytest.param(2, ["--pp", 2], 1, marks=HOROVOD.marks),
     pytest.param(2, ["--pp", 2], 0, marks=[*HOROVOD.marks, SLOW]),
     pytest.param(4, ["--pp", 2, "--zero", 2], 2, marks=[*HOROVOD.marks, SLOW]),
-    pytest.param(3, ["--zero", 2], 1, marks=[*HOROVOD.marks, SLOW])])
+    pytest.param(3, ["--zero", 2], 1, marks=[*HOROVOD.marks, SLOW]),
+    pytest.param(2, ["--zero", 3], 1, marks=[*HOROVOD.marks, SLOW])])
 def test_a_stage_is_killed(place, tmp_path, workers, layout, victim):
     """The others end soon, nothing stays, and what was saved leads on in one process."""
     out, token = tmp_path / "run", f"{os.getpid()}-{workers}-{victim}"

@@ -31,6 +31,11 @@ LAYOUTS = [
     (3, dict(zero=2, recompute="blocks")),
     (4, dict(pp=2, zero=2, recompute="4", pp_schedule="gpipe")),
     (8, dict(pp=4, zero=2, cut=[1, 4, 8])),
+    (2, dict(zero=1, recompute="6kB")),
+    (3, dict(zero=3)),
+    (4, dict(pp=2, zero=3)),
+    (2, dict(zero=3, recompute="4")),
+    pytest.param(8, dict(pp=4, zero=3, recompute="blocks", pp_schedule="gpipe"), marks=SLOW),
 ]
 
 
@@ -59,7 +64,8 @@ def test_the_same_bits_with_exact_sums(once, tmp_path, count, layout):
 
 
 @pytest.mark.parametrize("optimizer", get_args(OptimizerName))
-@pytest.mark.parametrize("count, layout", [(3, dict(zero=2)), pytest.param(4, dict(pp=2, zero=1), marks=SLOW)], ids=name_of)
+@pytest.mark.parametrize("count, layout", [(3, dict(zero=2)), pytest.param(4, dict(pp=2, zero=1), marks=SLOW),
+                                           pytest.param(2, dict(zero=3), marks=SLOW)], ids=name_of)
 def test_every_optimizer_can_be_shared_out(once, tmp_path, count, layout, optimizer):
     settings = dict(optimizer=optimizer, exact=True, epochs=2)
     assert_equal_bits(train(tmp_path / "run", count, **settings, **layout), once(**settings))
@@ -76,8 +82,9 @@ def test_a_run_goes_on_in_any_other_layout(once, tmp_path, monkeypatch, point):
     """From one to the next, each stopped once in mid-epoch."""
     settings = dict(EXACT["adamw"], exact=True, epochs=EPOCHS)
     walk = [(4, dict(pp=2, zero=2)), (1, dict(pp=1, zero=0)), (3, dict(zero=2, recompute="2")),
-            (4, dict(pp=4, recompute="none", zero=0)), (2, dict(pp=1, zero=1))]
-    (count, layout), *others = walk[point % 5:] + walk[:point % 5]
+            (4, dict(pp=4, recompute="none", zero=0)), (2, dict(pp=1, zero=1)), (4, dict(pp=2, zero=3)), (3, dict(pp=1))]
+    start = point % len(walk)
+    (count, layout), *others = walk[start:] + walk[:start]
     stopped(tmp_path / "run", monkeypatch, 2, count=count, **layout, **settings)
     for number, (count, layout) in enumerate(others[:-1]):
         stopped(tmp_path / "run", monkeypatch, 2 + number % 2, run=go_on, count=count, optimizer="adamw", exact=True,
@@ -117,7 +124,7 @@ def tied_by_numpy(w, updates, lr, clip):
 
 
 @pytest.mark.parametrize("count, layout", [(1, {}), (2, dict(pp=2)), (2, dict(zero=1)), (2, dict(zero=2)),
-                                           (4, dict(pp=2, zero=2))], ids=name_of)
+                                           (4, dict(pp=2, zero=2)), (2, dict(zero=3))], ids=name_of)
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_weight_in_two_places_is_one(count, layout, exact):
     net = tied_network()
@@ -133,7 +140,8 @@ def test_a_weight_in_two_places_is_one(count, layout, exact):
 
 def test_tied_weights_have_the_same_bits_in_every_layout():
     found = set()
-    for count, layout in [(1, {}), (3, {}), (2, dict(pp=2)), (2, dict(zero=2)), (4, dict(pp=2, zero=1))]:
+    for count, layout in [(1, {}), (3, {}), (2, dict(pp=2)), (2, dict(zero=2)), (4, dict(pp=2, zero=1)),
+                          (4, dict(pp=2, zero=3))]:
         mx.random.seed(1)
         net = tied_network()
         mxtrain.fit(net, [(X, Y)] * 4, ctx=[mx.cpu(i) for i in range(count)], shards=6, exact=True, optimizer="adam",
@@ -151,7 +159,7 @@ def test_half_of_a_tied_weight_cannot_be_frozen():
 
 @pytest.mark.parametrize("frozen", [slice(0, 1), slice(0, 6), slice(8, 11)])
 @pytest.mark.parametrize("count, layout", [(2, dict(pp=2)), (4, dict(pp=4)), (2, dict(zero=2)),
-                                           (4, dict(pp=2, zero=1, recompute="3"))], ids=name_of)
+                                           (4, dict(pp=2, zero=1, recompute="3")), (4, dict(pp=2, zero=3))], ids=name_of)
 def test_frozen_layers(count, layout, frozen):
     """From the input on, so that stages have no backward; and in the end, through which gradients pass."""
     found = []
@@ -169,9 +177,10 @@ def test_frozen_layers(count, layout, frozen):
         np.testing.assert_array_equal(one, other)
 
 
-def test_all_weights_are_on_all_contexts_in_the_end():
+@pytest.mark.parametrize("layout", [dict(pp=2, zero=2), dict(zero=3)], ids=name_of)
+def test_all_weights_are_on_all_contexts_in_the_end(layout):
     net = network()
-    mxtrain.fit(net, TRAIN, ctx=[mx.cpu(i) for i in range(4)], batch_size=BATCH, shards=SHARDS, pp=2, zero=2)
+    mxtrain.fit(net, TRAIN, ctx=[mx.cpu(i) for i in range(4)], batch_size=BATCH, shards=SHARDS, **layout)
     for parameter in net.collect_params().values():
         assert parameter.list_ctx() == [mx.cpu(i) for i in range(4)]
         first, *others = [data.asnumpy() for data in parameter.list_data()]
@@ -200,7 +209,8 @@ class Whole(nn.HybridBlock):
     (network, 2, dict(pp=2, cut=[0]), "--cut 0: must be the first segment of each stage after the first"),
     (network, 2, dict(cut=[3]), "--cut 3: has no effect without a pipeline"),
     (network, 1, dict(pp=0), "--pp 0: must be 1 or more"),
-    (network, 1, dict(zero=3), "zero"),
+    (network, 1, dict(zero=4), "zero"),
+    (network, 2, dict(zero=3, audit=1.0), "--audit 1: compares the weights of replicas"),
     (network, 2, dict(pp=2, audit=1.0), "--audit 1: compares replicas of one context each"),
     (network, 2, dict(zero=2, exact=True, audit=0.5), "--audit 0.5: compares gradients of whole shards"),
 ])

@@ -1,8 +1,8 @@
-"""How many bytes MXNet's arrays take on a device, counted by MXNet's profiler.
+"""How many bytes MXNet's arrays take on a context, counted by MXNet's profiler.
 
 MXNet's storage tells the profiler of every array that it makes or gives up, on CPUs and GPUs, its operators' workspaces
-included. So the count is exact, whatever else the process does, and costs microseconds. Arrays from before counting began
-are not in it, so what counts are differences. What a pool or malloc keeps for later is not in it either.
+included. So the count is exact, whatever else the process does, and costs microseconds. Arrays from before counting
+began are not in it, so what counts are differences. What a pool or malloc keeps for later is not in it either.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from typing import Callable, Iterator, Tuple, TypeVar
 import mxnet as mx
 
 T = TypeVar("T")
+
+_CPUS = ("cpu/0", "cpu/1", "cpu pinned/", "cpu shared/")
+"""What MXNet 1.9.1 calls the counters of the first CPU contexts, counting on in the list of its kinds of devices."""
 
 
 @contextmanager
@@ -51,7 +54,7 @@ def _nowhere() -> str:
 
 
 def live(ctx: mx.Context) -> int:
-    """Bytes of the arrays that there are now on a device (on the host for any CPU context). Waits for all work."""
+    """Bytes of the arrays that there are now on a context. Waits for all work."""
     while True:
         # The engine gives up what an operator has used a moment after it says that the operator is done.
         mx.nd.waitall()
@@ -74,7 +77,7 @@ def peak(ctx: mx.Context, work: Callable[[], T]) -> Tuple[T, int]:
 
 def _changes(ctx: mx.Context) -> Tuple[int, int]:
     """How often the counter has changed since the last time, and its largest value since then."""
-    name = f"Memory: {'cpu/0' if ctx.device_type.startswith('cpu') else f'gpu/{ctx.device_id}'}"
+    name = f"Memory: {_CPUS[ctx.device_id] if ctx.device_type == 'cpu' else f'gpu/{ctx.device_id}'}"
     table = mx.profiler.dumps(reset=True)
     found = re.search(rf"^{re.escape(name)} +(\d+) +-?[\d.]+ +(-?[\d.]+)", table, re.MULTILINE)
     return (int(found[1]), round(float(found[2]) * 1000)) if found else (0, 0)

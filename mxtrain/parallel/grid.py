@@ -9,7 +9,7 @@ device here; those in several processes, of one device each, are a `team` of so 
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from mxtrain.errors import UserError
 
@@ -67,29 +67,29 @@ class Grid(NamedTuple):
 
     def rank_of(self, replica: int, stage: int) -> int:
         """Of a team the rank in this one's place."""
-        return self._holder(replica, stage)[0]
+        return self._holder(replica, stage, self.rank % self.team)[0]
 
     def context_of(self, replica: int, stage: int) -> Optional[int]:
         """The number of the context here that holds a stage; None when it is in another process."""
-        rank, context = self._holder(replica, stage)
+        rank, context = self._holder(replica, stage, self.rank % self.team)
         return context if rank == self.rank else None
 
-    def groups(self) -> List[Tuple[int, ...]]:
+    def groups(self, pairs: Sequence[Tuple[int, int]] = ()) -> List[Tuple[int, ...]]:
         """The sets of ranks that have to do with each other when a replica goes over several processes: those with the
-        same stages, neighbours in a pipeline, and its ends; and teams."""
+        same stages, neighbours in a pipeline, those with `pairs` of stages that exchange something else, and teams."""
         if self.span == 1:
             return []
         same = [tuple(range(first, self.processes, self.span)) for first in range(self.span)]
-        pairs = [(rank, rank + self.team) for rank in range(self.processes)
-                 if rank % self.span + self.team < self.span]
-        ends = [(rank, rank + self.span - self.team) for rank in range(self.processes) if rank % self.span < self.team]
+        neighbours = [(rank, rank + self.team) for rank in range(self.processes)
+                      if rank % self.span + self.team < self.span]
+        others = [tuple(sorted({self._holder(replica, stage, place)[0] for stage in pair}))
+                  for pair in pairs for replica in range(self.replicas) for place in range(self.team)]
         teams = [tuple(range(first, first + self.team)) for first in range(0, self.processes, self.team)]
-        return [group for group in dict.fromkeys([*same, *pairs, *ends, *teams]) if len(set(group)) > 1]
+        return [group for group in dict.fromkeys([*same, *neighbours, *others, *teams]) if len(group) > 1]
 
-    def _holder(self, replica: int, stage: int) -> Tuple[int, int]:
-        """(rank, context)."""
-        device = (replica * self.stages + stage) * self.team + self.rank % self.team
-        return divmod(device, self.contexts)
+    def _holder(self, replica: int, stage: int, place: int) -> Tuple[int, int]:
+        """(rank, context). place: of a team."""
+        return divmod((replica * self.stages + stage) * self.team + place, self.contexts)
 
     def _device(self, context: int) -> int:
         return self.rank * self.contexts + context

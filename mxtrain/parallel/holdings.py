@@ -14,7 +14,7 @@ from mxtrain.optim.clipping import chunks, sums_of_squares
 from mxtrain.parallel.communicator import Communicator
 from mxtrain.parallel.exact import memory
 from mxtrain.parallel.grid import Grid
-from mxtrain.parallel.zero import Owners, Part, deal
+from mxtrain.parallel.zero import Owners, Part, absent, deal, flat
 
 Arrays = List[mx.nd.NDArray]
 Stages = List[List[List[Parameter]]]
@@ -42,11 +42,12 @@ class Holdings:
     trained: those of each stage, by groups; they are put on the contexts that hold the stage. everything: all parameters
     of each stage. contexts: of this process.
     communicator: of all processes; peers: of those that have the same stages.
-    zero: whether replicas share parameters out. whole: see zero.deal. ties: see plan.tied; of trained parameters.
+    zero: see ParallelConfig. With 3, trained parameters stay on the host until `forget_others`; from then on `kept` has
+    their parts. whole: see zero.deal. ties: see plan.tied; of trained parameters.
     """
 
     def __init__(self, trained: Stages, everything: List[List[Parameter]], grid: Grid, contexts: Sequence[mx.Context],
-                 communicator: Communicator, peers: Communicator, zero: bool, whole: bool,
+                 communicator: Communicator, peers: Communicator, zero: int, whole: bool,
                  ties: Sequence[Tuple[Parameter, Parameter]] = ()):
         self.parameters = [p for stage in trained for group in stage for p in group]
         self._everything, self._grid, self._contexts = everything, grid, list(contexts)
@@ -64,10 +65,19 @@ class Holdings:
         self.owners: Dict[int, Owners] = {stage: Owners(self._parts[stage], self._contexts_of(stage), peers, stage)
                                           for stage in stages_here} if zero else {}
 
-        for stage, parameters in enumerate(everything if grid.stages > 1 else []):
+        self._later = {id(p) for p in self.parameters} if zero == 3 else set()
+        self.kept: Dict[int, List[Dict[Part, mx.nd.NDArray]]] = {
+            stage: [{part: mx.nd.zeros((part.size,), ctx=ctx) for group in owners.owned(here) for part in group}
+                    for here, ctx in enumerate(owners.contexts)]
+            for stage, owners in self.owners.items()} if zero == 3 else {}
+        """Of each stage, for the replicas here."""
+        self._dealt = False
+
+        for stage, parameters in enumerate(everything if grid.stages > 1 or zero == 3 else []):
             here = self._contexts_of(stage)
             for parameter in parameters if here else []:
-                parameter.reset_ctx(here)
+                if id(parameter) not in self._later:
+                    parameter.reset_ctx(here)
 
     @property
     def size(self) -> int:
@@ -96,14 +106,16 @@ class Holdings:
     def make_plain(self) -> None:
         """Puts weights whose parts are updated into MXNet's own layout, out of that of oneDNN, in which it keeps those of
         convolutions after a prediction: no part of such an array can be written."""
-        if self._zero:
+        if self._zero and not self.kept:
             for parameter in self.parameters:
                 for ctx in self._contexts_of(self._stage_of[id(parameter)]):
                     if ctx.device_type == "cpu":
                         memory(parameter.data(ctx))
 
     def share(self) -> None:
-        """Brings what was updated to the replicas that have not done it themselves."""
+        """Brings what was updated to the replicas that have not done it themselves, if they keep it."""
+        if self.kept:
+            return
         for stage, owners in self.owners.items():
             owners.share([{number: parameter.data(ctx) for group in self.numbered[stage]
                            for number, parameter in group.items()} for ctx in owners.contexts])
@@ -141,6 +153,8 @@ class Holdings:
     def weight(self, parameter: Parameter) -> np.ndarray:
         """A parameter, trained or not, in rank 0. All processes call it."""
         stage = self._stage_of[id(parameter)]
+        if id(parameter) in self._later:
+            return self._of_parts(parameter, stage) if self._dealt else parameter.list_data()[0].asnumpy()
         own = next((parameter.data(ctx).asnumpy() for ctx in self._contexts_of(stage)), None)
         if self._grid.span == 1:
             return own
@@ -152,15 +166,39 @@ class Holdings:
         for stage, parameters in enumerate(self._everything):
             for parameter in parameters if not self._contexts_of(stage) else []:
                 parameter._data = parameter._grad = None
+        for stage, kept in self.kept.items():
+            for group in self.numbered[stage]:
+                for number, parameter in group.items():
+                    self._deal_out(number, parameter, stage, kept)
+        self._dealt = True
 
     def bring_home(self) -> None:
         """Puts all parameters on all contexts. All processes call it."""
-        if self._grid.stages == 1:
+        if self._grid.stages == 1 and not self._later:
             return
         for parameter in (parameter for stage in self._everything for parameter in stage):
             values = self.weight(parameter)
             parameter.initialize("zeros", self._contexts, force_reinit=True)
             parameter.set_data(mx.nd.array(values))
+
+    def _deal_out(self, number: int, parameter: Parameter, stage: int, kept: List[Dict[Part, mx.nd.NDArray]]) -> None:
+        """Gives each replica here its parts of a parameter, and nobody the whole."""
+        contexts = self._contexts_of(stage)
+        parameter.grad_req = "null"
+        parameter.reset_ctx(contexts)
+        arrays = parameter.list_data()
+        for here, ctx in enumerate(contexts):
+            for part in (part for part in kept[here] if part.parameter == number):
+                flat(arrays[here], part).copyto(kept[here][part])
+            arrays[here] = absent(ctx)
+        mx.nd.waitall()  # or many whole ones would be there at a time
+
+    def _of_parts(self, parameter: Parameter, stage: int) -> np.ndarray:
+        number = next(n for group in self.numbered[stage] for n, p in group.items() if p is parameter)
+        here = {part: own for kept in self.kept.get(stage, []) for part, own in kept.items()}
+        pieces = [self._told(part.owner, stage, here[part].asnumpy() if part in here else None, part.size)
+                  for part in self._parts_of(stage) if part.parameter == number]
+        return np.concatenate(pieces).reshape(parameter.shape)
 
     def _contexts_of(self, stage: int) -> List[mx.Context]:
         """Those here that hold a stage."""

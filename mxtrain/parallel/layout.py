@@ -20,6 +20,7 @@ from mxtrain.errors import UserError
 from mxtrain.models import plan
 from mxtrain.parallel.communicator import ALONE, Communicator
 from mxtrain.parallel.exact import MOST, NotSummable
+from mxtrain.parallel.gathering import GatheredGradients, Gathering
 from mxtrain.parallel.gradients import ExactGradients, FloatGradients
 from mxtrain.parallel.grid import Grid
 from mxtrain.parallel.holdings import Held, Holdings
@@ -50,7 +51,8 @@ class Feed(NamedTuple):
 class Layout:
     """Replicas of one network over the devices of all processes.
 
-    net: initialized, its shapes known: on all contexts; for several stages, on the context of `sample`.
+    net: initialized, its shapes known: on all contexts; for several stages, or zero 3, on the context of `sample`. In
+        these cases `forget_others` must be called before anything is run.
     head: (output, label) -> [loss of each sample (rows,), report]; reports are handed out for metrics.
     evaluation_head: (output, label) -> an array whose first axis is the samples.
     contexts: of this process. communicator: of all processes, each with as many contexts.
@@ -74,12 +76,13 @@ class Layout:
         self._begin(grid, contexts, shards, exact, seed, preprocess, communicator, schedule)
         self._segments = segments = plan.segments(net)
         if groups is None:
-            groups = block_starts(net) if recompute == "none" and zero == 2 else group_starts(net, segments, recompute)
+            groups = block_starts(net) if recompute == "none" and zero > 1 else group_starts(net, segments, recompute)
         one_pass = recompute == "none" and len({*stages, *groups}) == 1
         # With a single shard MXNet's own running statistics are right as they are, where it is run.
         own_statistics = not exact and shards == grid.replicas == 1 and one_pass
         static = not exact and one_pass and zero < 2 and (own_statistics or not moving_layers(net))
-        program = build(net, head, evaluation_head, segments, stages, groups, recompute != "none", static)
+        program = build(net, head, evaluation_head, segments, stages, groups, recompute != "none" or zero == 3, static,
+                        by_groups=zero == 3)
         if len(program.segments) > 1:
             plan.check(net, program.segments, *sample)
         self._passing = Passing(grid, self.contexts, communicator, boundaries(program.segments, stages, sample))
@@ -91,10 +94,13 @@ class Layout:
         if exact and self._numbers > MOST:
             raise UserError(f"--shards {shards}: exact sums hold for up to {MOST // 2} shards of a network with tied weights")
         self._backward = backward_by(trained, unreached_by_backward(net))
-        self._holdings = Holdings(trained, [list(stage.inference.collect_params().values()) for stage in program.stages],
-                                  grid, contexts, communicator, self._peers, zero > 0, whole_parameters, ties)
+        self._holdings = Holdings(trained, [
+            [p for block in stage.inference for p in block.collect_params().values()] for stage in program.stages],
+            grid, contexts, communicator, self._peers, zero, whole_parameters, ties)
         self.parameters: List[Parameter] = self._holdings.parameters
-        self._scatter = Scatter(self._holdings.owners, exact, self._numbers) if zero == 2 else None
+        self._scatter = Scatter(self._holdings.owners, exact, self._numbers) if zero > 1 else None
+        # Processes gather weights in one order, as if all replicas had as many shards.
+        self._rounds = -(-shards // grid.replicas) if zero == 3 and self._peers.size > 1 else None
         self._runners: List[StageRunner] = []
         for c, ctx in enumerate(contexts):
             stage = grid.place(c)[1]
@@ -103,7 +109,7 @@ class Layout:
                 self._gradients(c, program.stages[stage], shards > grid.replicas or not one_pass),
                 ShardStatistics(layers[stage], ctx, exact, shards) if any(layers[stage]) and not own_statistics else None,
                 self._backward[stage], self._holdings.untrained(stage) if grid.stages > 1 else [],
-                len(contexts) == 1))
+                len(contexts) == 1, self._gathering(c)))
         self.held: List[List[Held]] = [self._held(c) for c in range(len(contexts))]
         """For each context what it updates: the gradients are there after `finish`."""
         self.sums = self._sums()
@@ -118,6 +124,7 @@ class Layout:
         self._peers = communicator if grid.span == 1 else communicator.among(grid.peers)
         self._assigned = {replica: assigned(replica, grid.replicas, shards) for replica in grid.here}
         self._scatter: Optional[Scatter] = None
+        self._rounds: Optional[int] = None
         self.watched_gradient: Optional[mx.nd.NDArray] = None
         self.traced_update: Optional[int] = None
         """Of this update is noted in `trace` when each instruction was run; every one is then waited for."""
@@ -132,21 +139,23 @@ class Layout:
         """
         feeds = self._feeds(batch)
         if self._scatter:
-            self._scatter.begin([len(feeds[r].shards) for r in self.grid.here], -(-self.shards // self.replicas))
+            self._scatter.begin([self._rounds or len(feeds[r].shards) for r in self.grid.here],
+                                -(-self.shards // self.replicas))
         queues, reports = [], {}
         self._passing.clear()
         for c, runner in enumerate(self._runners):
             replica, stage = self.grid.place(c)
             runner.begin(bool(feeds[replica].shards))
-            queues.append(deque(self._schedule(self.grid.stages, len(feeds[replica].shards))[stage]))
+            count = self._rounds or len(feeds[replica].shards)
+            queues.append(deque(self._schedule(self.grid.stages, count)[stage]))
         # Contexts take turns, so that all are kept busy; whoever needs what is not there yet misses its turn.
         while any(queues):
             for c, queue in enumerate(queues):
                 if queue and self._can_run(c, queue[0]):
                     instruction, feed = queue.popleft(), feeds[self.grid.place(c)[0]]
                     report = self._run(c, instruction, feed, update)
-                    shard = feed.shards[instruction.micro_batch]
                     if report is not None:
+                        shard = feed.shards[instruction.micro_batch]
                         reports[shard] = report
                         if shard == watched:
                             self.watched_gradient = self._runners[c].gradients.latest()
@@ -191,12 +200,14 @@ class Layout:
         """The evaluation head's outputs for a batch, in the order of the shards; none where the last stage is in another
         process. Nothing is recorded or changed."""
         feeds, outputs = self._feeds(batch), {}
-        for m in range(max(len(feed.shards) for feed in feeds.values())):
+        for m in range(self._rounds or max(len(feed.shards) for feed in feeds.values())):
             for replica, feed in feeds.items():
-                if m < len(feed.shards):
+                if m < (self._rounds or len(feed.shards)):
                     output = self._infer(replica, feed, m)
                     if output is not None:
                         outputs[feed.shards[m]] = output
+        for runner in self._runners:
+            runner.end_inference()
         return [outputs[shard] for shard in sorted(outputs)]
 
     def wait(self) -> None:
@@ -271,7 +282,8 @@ class Layout:
         return self._holdings.assemble(arrays, count)
 
     def forget_others(self) -> None:
-        """Gives up the parameters of stages in other processes; until then all have them, on the host."""
+        """Gives up what others are to have, parameters of stages in other processes or their parts (zero 3); until then
+        all have them, on the host."""
         self._holdings.forget_others()
 
     def bring_home(self) -> None:
@@ -307,6 +319,8 @@ class Layout:
         """Runs an instruction and passes on what comes of it; returns the head's report where there is one."""
         replica, stage = self.grid.place(c)
         m, runner = instruction.micro_batch, self._runners[c]
+        if m >= len(feed.shards):
+            return self._stand_by(c, instruction)
         shard, label = feed.shards[m], feed.labels[m] if stage == self.grid.stages - 1 else []
         key = self._seed, update, shard
         if instruction.kind == "forward":
@@ -325,6 +339,15 @@ class Layout:
             self._passing.give(c, stage - 1, instruction, gradient)
         return report
 
+    def _stand_by(self, c: int, instruction: Instruction) -> None:
+        """What there is to do for an instruction when the replica has no such shard, but others may."""
+        stage = self.grid.place(c)[1]
+        self._runners[c].stand_by(instruction.kind)
+        if instruction.kind == "forward" and stage < self.grid.stages - 1:
+            self._passing.skip(c, stage + 1, instruction)
+        if instruction.kind == "backward" and stage and self._gets_gradient(stage - 1):
+            self._passing.skip(c, stage - 1, instruction)
+
     def _gets_gradient(self, stage: int) -> bool:
         """Whether a gradient comes to a stage from the one behind it."""
         return stage < self.grid.stages - 1 and self._backward[stage].first_group is not None
@@ -336,8 +359,11 @@ class Layout:
             c = self.grid.context_of(replica, stage)
             if c is None:
                 continue
+            if m >= len(feed.shards):
+                self._runners[c].stand_by("infer")
+                continue
             x = feed.inputs[m] if stage == 0 else [self._passing.take(c, stage - 1, m, feed.rows[m])]
-            output = self._runners[c].infer(*x, *(feed.labels[m] if stage == last else []))
+            output = self._runners[c].infer(x, feed.labels[m] if stage == last else [])
             if stage == last:
                 return output
             self._passing.give(c, stage + 1, m, output)
@@ -376,16 +402,31 @@ class Layout:
         groups, ctx = self._holdings.numbered[number], self.contexts[c]
         own = [parameter for group in groups for parameter in group.values()]
         if self._scatter:
-            return ScatteredGradients(groups, ctx, self._scatter, number, replica - self.grid.here.start,
-                                      any(map(plan.leaves_out, self._segments)))
+            place = self._scatter, number, replica - self.grid.here.start, any(map(plan.leaves_out, self._segments))
+            for parameter in own:
+                parameter.grad_req = "null"
+            if self._holdings.kept:
+                return GatheredGradients([dict.fromkeys(group) for group in groups], ctx, *place)
+            return ScatteredGradients([{n: p.data(ctx) for n, p in group.items()} for group in groups], ctx, *place)
         # An imperative block may leave out a parameter, whose gradient of an earlier batch would then count again.
         may_leave_out = not is_compiled(stage)
         if self.exact and own:
             return ExactGradients(own, ctx, self._numbers, may_leave_out)
         return FloatGradients(own, ctx, several_passes, may_leave_out)
 
+    def _gathering(self, c: int) -> Optional[Gathering]:
+        replica, stage = self.grid.place(c)
+        holdings = self._holdings
+        return Gathering(holdings.numbered[stage], holdings.owners[stage], holdings.kept[stage],
+                         replica - self.grid.here.start) if holdings.kept else None
+
     def _held(self, c: int) -> List[Held]:
         replica, stage = self.grid.place(c)
+        if self._holdings.kept:
+            here = replica - self.grid.here.start
+            total, places = self._scatter.sums[stage, here].total, self._scatter.parts(stage, here)
+            return [Held(part, self._holdings.kept[stage][here][part], total[places[part]])
+                    for part in self._holdings.parts_on(c)]
         weights = {number: self.parameters[number].data(self.contexts[c]) for group in self._holdings.numbered[stage]
                    for number in group}
         parts = self._holdings.parts_on(c)

@@ -1,8 +1,8 @@
 """Measures the bytes that the segments of a network take, by running each kind of them on a few rows.
 
 What an operator keeps for its backward is MXNet's affair and differs between devices, so it is not derived from the
-graph: segments are run, forward and backward, and MXNet's arrays are counted. What they take is proportional to the rows,
-but for constants (such as weights brought into another order), which a second number of rows shows.
+graph: segments are run, forward and backward, and MXNet's arrays are counted. What they take is in proportion to the
+rows, but for constants (such as weights brought into another order), which a second number of rows shows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def measure(segments: Sequence[Block], head: Block, inputs: Sequence[mx.nd.NDArr
             rows: int, starts: Sequence[int] = (0,), static: bool = False) -> Costs:
     """Costs of the segments of a network, the last one with the training head, for shards of `rows` rows.
 
-    inputs, label: what the network and the head take, a row or more, on the context to measure on. starts: of the groups
-    that workspaces are for. static: whether Cost.static is needed. Of three or more equal segments in a row two are
+    inputs, label: what the network and the head take, a row or more, on the context to measure on. starts: of the
+    groups that workspaces are for. static: measure with static memory. Of three or more equal segments in a row two are
     run; what is run and not initialized yet gets zeros. Changes gradients, the random generator and nothing else. Not
     for a process whose MXNet profiler is in use.
     """
@@ -64,7 +64,7 @@ def measure(segments: Sequence[Block], head: Block, inputs: Sequence[mx.nd.NDArr
 
 def starts_within(budget: str, segments: Sequence[Block], head: Block, inputs: Sequence[mx.nd.NDArray],
                   label: mx.nd.NDArray, rows: int, stages: Sequence[int] = (0,)) -> List[int]:
-    """First segments of the fewest groups such that the activations of a shard fit into --recompute BYTES on each device.
+    """First segments of the fewest groups such that a shard's activations fit into --recompute BYTES on each device.
 
     stages: first segment of each stage. The other arguments are those of `measure`. Raises UserError when no groups do.
     """
@@ -173,7 +173,7 @@ def _forward(blocks: Sequence[Block], x: Arrays, label: mx.nd.NDArray) -> List[T
 
 def _backward(blocks: Sequence[Block], links: Sequence[Block], static: bool, x: Arrays,
               label: mx.nd.NDArray) -> List[Tuple[int, float]]:
-    """For every link: what its backward takes besides the gradients of its output and input, and seconds of both passes."""
+    """For every link: what its backward takes besides the gradients of output and input, and seconds of both passes."""
     inputs, found, gradient = _inputs(blocks, x), [], None
     for place in reversed(range(len(blocks))):
         block = blocks[place]

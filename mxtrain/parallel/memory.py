@@ -2,8 +2,8 @@
 
 Of a group of segments that is recorded there is, when its backward begins: its input; what its segments keep; and then,
 segment by segment from the last one, the gradients of a segment's output and input and what its backward takes inside.
-Segments compiled into one chunk are given up together, chunks one by one. With recomputation only the groups' inputs are
-there all the time, and the rest for one group after the other.
+Segments compiled into one chunk are given up together, chunks one by one. With recomputation only the groups' inputs
+are there all the time, and the rest for one group after the other.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def activations(segments: Sequence[Cost], starts: Sequence[int], in_flight: int 
                 first: bool = True) -> float:
     """Most bytes that activations take on one device, which runs these segments; without the network's own input.
 
-    starts: the segments that begin a group, from 0 on. in_flight: micro-batches whose forward is done and whose backward
-    is not, the one at work included. recompute: keep only the inputs of groups until their backward. first: these are
+    starts: the segments that begin a group, from 0 on. in_flight: micro-batches whose forward is done and whose
+    backward is not, the one at work included. recompute: keep only the inputs of groups until their backward. first: these are
     the network's first segments.
     """
     groups = [segments[a:b] for a, b in zip(starts, [*starts[1:], len(segments)])]

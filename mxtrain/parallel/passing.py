@@ -68,6 +68,12 @@ class Passing:
         else:
             self._arrived[there, name] = array.as_in_context(self._contexts[there])
 
+    def skip(self, context: int, stage: int, name: Hashable) -> None:
+        """Has nothing be there where `give` would bring an array, for a shard without rows."""
+        there = self._grid.context_of(self._grid.place(context)[0], stage)
+        if there is not None:
+            self._arrived[there, name] = None
+
     def is_there(self, context: int, stage: int, name: Hashable) -> bool:
         """Whether a context here can take what a stage of the same replica gives it: from other processes always, since
         taking does not wait."""
@@ -93,6 +99,8 @@ class Passing:
                 there.append(self._grid.rank_of(replica, stage))
             else:
                 here.append(of_stage)
+        if not here:
+            return  # this process has a stage between the two
         if there:
             for array in here[0]:
                 self._communicator.send(array, there[0])

@@ -43,9 +43,9 @@ class Stage(NamedTuple):
     """What one device runs."""
 
     groups: List[Group]
-    inference: Block
-    """(*inputs) -> what the next stage takes; the last one takes a label too, and returns the evaluation head's
-    outputs."""
+    inference: List[Block]
+    """One after the other, or one for each group: (*inputs) -> what the next stage takes; the last one takes a label
+    too, and returns the evaluation head's outputs."""
 
 
 class Program(NamedTuple):
@@ -99,11 +99,12 @@ def compile_chain(blocks: Sequence[Block], head: Optional[Block] = None, static:
 
 
 def build(net: Block, head: Block, evaluation_head: Block, segments: Sequence[Block], stages: Sequence[int],
-          groups: Sequence[int], recompute: bool, static: bool) -> Program:
+          groups: Sequence[int], recompute: bool, static: bool, by_groups: bool = False) -> Program:
     """Compiles the network.
 
     segments: its finest plan. stages, groups: the index of the first segment of each; a stage begins a group, too.
     recompute: whether backward runs groups again. static: see compile_chain; for the recorded pass of a single group.
+    by_groups: compile the groups apart for inference, too.
     """
     draws = [plan.draws(segment) for segment in segments]
     groups = sorted({*stages, *groups})
@@ -122,9 +123,10 @@ def build(net: Block, head: Block, evaluation_head: Block, segments: Sequence[Bl
 
     def stage(a: int, b: int) -> Stage:
         bounds = [*(start for start in groups if a <= start < b), b]
-        whole = [net] if (a, b) == (0, end) else segments[a:b]
-        return Stage([group(i, j) for i, j in zip(bounds, bounds[1:])],
-                     compile_chain(whole, evaluation_head if b == end else None))
+        pairs = list(zip(bounds, bounds[1:]))
+        inference = [compile_chain([net] if (i, j) == (0, end) else segments[i:j], evaluation_head if j == end else None)
+                     for i, j in (pairs if by_groups else [(a, b)])]
+        return Stage([group(i, j) for i, j in pairs], inference)
 
     return Program([stage(a, b) for a, b in zip(stages, [*stages[1:], end])], list(segments))
 

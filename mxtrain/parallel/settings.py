@@ -51,8 +51,9 @@ class ParallelConfig:
     trace: bool = False
     """Note when each context ran each shard of the second update, and draw it: trace.json and trace.png in the run
     folder. That update waits for every step, and takes longer."""
-    zero: Literal[0, 1, 2] = 0
-    """What replicas share out instead of keeping it all: 1, the optimizer's states; 2, the gradients too."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """What replicas share out instead of keeping it all: 1, the optimizer's states; 2, the gradients too; 3, the weights
+    too, which are brought together for one block after the other, and again in backward, which runs it again."""
     recompute: Union[int, str] = "none"
     """Save memory by running segments again in backward: none, a number of segments, blocks (the network's own), or the
     memory that the activations of a shard may take on a device, such as 500MB, 1.5GB or 2GiB."""
@@ -101,6 +102,9 @@ class ParallelConfig:
         if self.audit and self.pp > 1:
             raise UserError(f"--audit {self.audit:g}: compares replicas of one context each, and --pp {self.pp} spreads "
                             "a replica over several; leave one out")
+        if self.audit and self.zero == 3:
+            raise UserError(f"--audit {self.audit:g}: compares the weights of replicas, of which --zero 3 leaves each a "
+                            "part of its own; leave one out, or give --zero 1")
         if self.audit and self.audit < 1 and self.zero == 2:
             raise UserError(f"--audit {self.audit:g}: compares gradients of whole shards, which --zero 2 never keeps; "
                             "give a whole number of updates, or --zero 1")

@@ -8,6 +8,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Parameter
 
+from mxtrain.parallel.gathering import Gathering
 from mxtrain.parallel.program import Chunk, Stage
 from mxtrain.parallel.statistics import ShardStatistics
 from mxtrain.seeds import mix
@@ -40,14 +41,16 @@ class StageRunner:
     """Runs shards through a stage. Between forward and backward of a shard may be those of others.
 
     gradients: of parallel.gradients. statistics: None where the stage has none to collect. untrained: parameters of the
-    stage that get no gradient. alone: whether this process has no other context.
+    stage that get no gradient. alone: whether this process has no other context. weights: what brings the weights of a
+    group that is run; None where they are there. Groups are all run again in backward, then.
     """
 
     def __init__(self, stage: Stage, ctx: mx.Context, gradients, statistics: Optional[ShardStatistics],
-                 backward: Backward, untrained: Sequence[Parameter] = (), alone: bool = True):
+                 backward: Backward, untrained: Sequence[Parameter] = (), alone: bool = True,
+                 weights: Optional[Gathering] = None):
         self.ctx, self.gradients, self.statistics = ctx, gradients, statistics
         self._groups, self._inference, self._backward = stage.groups, stage.inference, backward
-        self._untrained = list(untrained)
+        self._untrained, self._weights = list(untrained), weights
         self._kept: Dict[int, List[tuple]] = {}
         # Who waits for a group's backward saves memory. GPUs of one process would wait for each other.
         self._waits = ctx.device_type == "cpu" or alone
@@ -66,6 +69,8 @@ class StageRunner:
         self.gradients.end()
         if self.statistics:
             self.statistics.end()
+        if self._weights:
+            self._weights.end()
 
     def finish(self, shards_run: int) -> None:
         """To be called when the sums over all contexts and processes are there; see Layout.finish."""
@@ -83,8 +88,12 @@ class StageRunner:
             last = label if i == len(self._groups) - 1 else []
             if group.ahead is not None:
                 kept.append((x, None))
+                if self._weights and group.ahead:
+                    self._weights.open(i)
                 with autograd.train_mode():
                     x = [run(group.ahead, x, key, self.ctx)]
+                if self._weights and group.ahead:
+                    self._weights.close(i)
             elif self._needs_backward(i):
                 if not opened:
                     self.gradients.before_shard(shard)
@@ -116,6 +125,8 @@ class StageRunner:
             last = label if i == len(self._groups) - 1 else []
             x, outputs = kept[i]
             kept[i] = None
+            if self._weights:
+                self.gradients.before_group(shard, i, self._weights.open(i))
             if outputs is None:
                 outputs = self._record(i, x, last, key)
             elif self.statistics:
@@ -127,6 +138,8 @@ class StageRunner:
                 outputs.backward(gradient)
             if self.statistics:
                 self.statistics.after_pass(i)
+            if self._weights:
+                self._weights.close(i)
             self.gradients.after_group(shard, i)
             gradient = x[0].grad
             del outputs, x
@@ -135,10 +148,34 @@ class StageRunner:
         self.gradients.after_shard(shard)
         return (gradient if self._backward.input_gradient else None), report
 
-    def infer(self, *arrays: mx.nd.NDArray) -> mx.nd.NDArray:
-        """The stage's output in predict mode; the last stage takes the label, too, and gives the evaluation head's."""
+    def infer(self, x: Arrays, label: Arrays) -> mx.nd.NDArray:
+        """The stage's output in predict mode; the last stage has the label, and gives the evaluation head's."""
         with autograd.pause(train_mode=False):
-            return self._inference(*arrays)
+            for i, block in enumerate(self._inference):
+                if self._weights:
+                    self._weights.open(i, predict=True)
+                x = [block(*x, *(label if i == len(self._inference) - 1 else []))]
+                if self._weights:
+                    self._weights.close(i, x[0])
+        return x[0]
+
+    def end_inference(self) -> None:
+        """To be called after the last shard of a batch."""
+        if self._weights:
+            self._weights.end()
+
+    def stand_by(self, kind: str) -> None:
+        """Takes part in what processes do together for a shard that only others have. kind: what they do with it: forward,
+        backward or infer."""
+        if kind == "backward":
+            first = self._backward.first_group
+            for i in reversed(range(len(self._groups) if first is None else first, len(self._groups))):
+                self._weights.join(i)
+                self.gradients.join(i)
+        else:
+            for i, group in enumerate(self._groups):
+                if kind == "infer" or group.ahead:
+                    self._weights.join(i)
 
     def _separate(self) -> None:
         """Has the next pass record the untrained parameters by themselves. MXNet 1.9.1 gives an array without gradient a

@@ -256,9 +256,8 @@ class TeamRunner:
                         gradients[0].wait_to_read()  # as in StageRunner, to save memory
         return (gradients[0] if self._backward.input_gradient else None), report
 
-    def infer(self, *arrays: mx.nd.NDArray) -> Optional[mx.nd.NDArray]:
+    def infer(self, x: Arrays, label: Arrays) -> Optional[mx.nd.NDArray]:
         """See StageRunner; None in the last stage where the first rank is elsewhere."""
-        x, label = (arrays[:-1], arrays[-1:]) if self._ends else (arrays, ())
         inputs, labels = self._on_all(x), self._on_all(label)
         with autograd.pause(train_mode=False):
             for number, piece in enumerate(self._pieces):
@@ -268,6 +267,9 @@ class TeamRunner:
                     return given[0] if given else None
                 inputs = self._summed_up(number, given, len(x[0]))
         return inputs[0][0]
+
+    def end_inference(self) -> None:
+        pass
 
     def _on_all(self, arrays: Sequence[mx.nd.NDArray]) -> List[Arrays]:
         return [list(own) for own in zip(*map(self._team.spread, arrays))] or [[] for _ in self._team.contexts]

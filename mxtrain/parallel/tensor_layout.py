@@ -38,7 +38,7 @@ class SlicedHoldings(Holdings):
                  peers: Communicator, ties: Sequence[Tuple[Parameter, Parameter]]):
         # Of parameters that all ranks have, those of the first one count, and of tied weights one place.
         copies = [(own[0][0], other) for own in slices.values() if own[0][1] is None for other, _ in own[1:]]
-        super().__init__([[stage] for stage in stages], stages, grid, contexts, communicator, peers, False, False,
+        super().__init__([[stage] for stage in stages], stages, grid, contexts, communicator, peers, 0, False,
                          [*ties, *copies])
         self.wholes, self._slices, self._filled = list(slices), slices, False
         numbers = {own: number for number, own in enumerate(self.parameters)}

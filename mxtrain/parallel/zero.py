@@ -1,8 +1,9 @@
-"""ZeRO: replicas that share out the optimizer's states, and the gradients (Rajbhandari et al. 2020).
+"""ZeRO: replicas that share out the optimizer's states, the gradients, and the weights (Rajbhandari et al. 2020).
 
 Every parameter is cut into parts, which are dealt out to the replicas. Stage 1: only the owner of a part keeps its
 optimizer states and updates it; then all others get the part. Stage 2: a gradient is summed at its owners as soon as
-backward has passed a group of the network, and nobody else keeps it.
+backward has passed a group of the network, and nobody else keeps it. Stage 3: nobody else keeps a part of a weight,
+either; all get it for as long as its group runs (see parallel.gathering).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections import Counter, deque
 from typing import Dict, List, NamedTuple, Optional, Sequence, Union
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
-from mxnet.gluon import Parameter
 
 from mxtrain.optim import clipping
 from mxtrain.parallel.exact import ExactSum, FloatSum
@@ -110,6 +111,35 @@ class Owners:
                             everything[start:start + part.size].copyto(flat(replica[part.parameter], part))
                     start += part.size
 
+    def gather(self, number: int, here: int, kept: Sequence[Dict[Part, mx.nd.NDArray]],
+               weights: Dict[int, mx.nd.NDArray]) -> Optional[mx.nd.NDArray]:
+        """Brings the whole weights of a group to the replica number `here` of this process, from those who own them.
+
+        kept: of the replicas here, what each owns. weights: where they come to, by the parameters' numbers; with none,
+        only other processes get what is kept here. Processes make the same calls in the same order; nothing waits.
+        Returns the array in which what processes have comes together, if it does.
+        """
+        if self.peers.size == 1:
+            for part in self.groups[number]:
+                if part.parameter in weights:
+                    kept[part.owner][part].copyto(flat(weights[part.parameter], part))
+            return None
+        ctx = self.contexts[here]
+        blocks = [[part for part in self.groups[number] if part.owner // len(self.contexts) == rank]
+                  for rank in range(self.peers.size)]
+        length = max(sum(part.size for part in block) for block in blocks)
+        if not length:
+            return None
+        own = [kept[part.owner - self._first][part].as_in_context(ctx) for part in blocks[self.peers.rank]]
+        everything = self.peers.all_gather(padded(own, length, ctx), tag=f"weights.{self._stage}.{here}")
+        for rank, block in enumerate(blocks):
+            start = rank * length
+            for part in block:
+                if part.parameter in weights:
+                    everything[start:start + part.size].copyto(flat(weights[part.parameter], part))
+                start += part.size
+        return everything
+
     def columns(self, number: int, column: int) -> List[List[Part]]:
         """The parts of a group that are owned by the replicas with the same place in each of the processes."""
         return [[part for part in self.groups[number] if part.owner == rank * len(self.contexts) + column]
@@ -204,7 +234,7 @@ class Scatter:
                 continue
             size = length * len(blocks)
             total = ExactSum(size, ctx, self._numbers) if self._exact else FloatSum(size, ctx)
-            for gradients in passes:
+            for gradients in filter(None, passes):
                 total.add(0, mx.nd.concat(*(padded([
                     flat(gradients[part.parameter], part).as_in_context(ctx) if part.parameter in gradients
                     else mx.nd.zeros((part.size,), ctx=ctx) for part in block], length, ctx) for block in blocks), dim=0))
@@ -219,17 +249,15 @@ class Scatter:
 class ScatteredGradients:
     """The gradients of one replica's stage, which are handed over to their owners: see Scatter and parallel.gradients.
 
-    groups: the trained parameters of each of the stage's groups, by their numbers. here: number of the replica among
+    groups: the weights of each of the stage's groups, by the parameters' numbers. here: number of the replica among
     those of this process. may_leave_out: see FloatGradients.
     """
 
     parts: Arrays = []
 
-    def __init__(self, groups: List[Dict[int, Parameter]], ctx: mx.Context, scatter: Scatter, stage: int,
+    def __init__(self, groups: List[Dict[int, mx.nd.NDArray]], ctx: mx.Context, scatter: Scatter, stage: int,
                  here: int, may_leave_out: bool):
-        for parameter in (parameter for group in groups for parameter in group.values()):
-            parameter.grad_req = "null"
-        self._groups = [{number: parameter.data(ctx) for number, parameter in group.items()} for group in groups]
+        self._groups = groups
         self._ctx, self._scatter, self._place, self._may_leave_out = ctx, scatter, (stage, here), may_leave_out
         self._open: Dict[int, List[Dict[int, mx.nd.NDArray]]] = {}
         self._latest = None
@@ -265,7 +293,7 @@ class ScatteredGradients:
 
     def _mark(self, weights: Dict[int, mx.nd.NDArray]) -> Dict[int, mx.nd.NDArray]:
         """Has the next backward write the gradients of some weights to new arrays, which take memory only then."""
-        make = _zeros if self._may_leave_out else _without_memory
+        make = _zeros if self._may_leave_out else without_memory
         gradients = {number: make(weight.shape, self._ctx) for number, weight in weights.items()}
         if weights:
             autograd.mark_variables(list(weights.values()), list(gradients.values()), "write")
@@ -276,6 +304,11 @@ def _zeros(shape, ctx) -> mx.nd.NDArray:
     return mx.nd.zeros(shape, ctx=ctx)
 
 
-def _without_memory(shape, ctx) -> mx.nd.NDArray:
+def without_memory(shape, ctx) -> mx.nd.NDArray:
     """An array that takes its memory when it is first written."""
     return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(shape, ctx, True, "float32"))
+
+
+def absent(ctx: mx.Context) -> mx.nd.NDArray:
+    """What a parameter has while its weight is not there: whoever uses it fails by its shape, or finds no number."""
+    return mx.nd.full((1,), np.nan, ctx=ctx)

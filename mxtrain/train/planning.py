@@ -85,9 +85,12 @@ def plan(segments: Sequence[Segment], workspace: float, row: Tuple[int, int], de
         starts = [start - a for start in layout.groups if a <= start < b]
         trained = [sum(sum(segment.trained) for segment in own[i:j]) for i, j in zip(starts, [*starts[1:], len(own)])]
         owned = _owned(own, devices.replicas, layout) if layout.zero else sum(trained)
+        weights = sum(segment.parameters for segment in own)
+        if layout.zero == 3:  # and groups that come one at a time; between processes, one is on its way
+            weights += owned - sum(trained) + max(trained) * (2 if devices.processes > devices.span else 1)
         parts = {
-            "weights": 4 * sum(segment.parameters for segment in own),
-            "gradients": (_gradients(trained, owned if layout.zero == 2 else None, layout.exact, in_flight)
+            "weights": 4 * weights,
+            "gradients": (_gradients(trained, owned if layout.zero > 1 else None, layout.exact, in_flight)
                           + sum(segment.statistics for segment in own) * (28 if layout.exact else 12)),
             "optimizer": 4 * layout.states * owned,
             "activations": workspace + _activations(own, starts, in_flight, layout, first=a == 0),
@@ -98,7 +101,8 @@ def plan(segments: Sequence[Segment], workspace: float, row: Tuple[int, int], de
         found.append({"segments": b - a, "parameters": sum(segment.parameters for segment in own),
                       **{name: round(value) for name, value in parts.items()}, "total": round(sum(parts.values())),
                       "in_flight": in_flight,
-                      "sent": {**_sent(sum(trained), shards, devices, layout), "activations": round(shards * between)}})
+                      "sent": {**_sent(trained, shards, devices, layout, last=b == len(segments)),
+                               "activations": round(shards * between)}})
     return found
 
 
@@ -126,9 +130,13 @@ def _gradients(trained: Sequence[int], owned: Optional[int], exact: bool, in_fli
     return 20 * (sum(trained) if owned is None else owned) + one_pass * (1 if owned is not None else max(2, in_flight))
 
 
-def _sent(trained: int, shards: int, devices: Grid, layout: Layout) -> Dict[str, int]:
+def _sent(groups: Sequence[int], shards: int, devices: Grid, layout: Layout, last: bool) -> Dict[str, int]:
     """Bytes that a device sends per update: by rings, each of which passes on (R - 1) / R of the bytes twice to sum them,
-    and once to hand them out."""
+    and once to hand them out.
+
+    groups: trained elements of each. last: whether the last of them ends the network, and is run only once.
+    """
+    trained = sum(groups)
     share = (devices.replicas - 1) / devices.replicas
     number = 16 if layout.exact else 4
     if layout.zero < 2:
@@ -137,7 +145,9 @@ def _sent(trained: int, shards: int, devices: Grid, layout: Layout) -> Dict[str,
         gradients = shards * 2 * share * number * trained
     else:
         gradients = shards * share * 4 * trained
-    return {"gradients": round(gradients), "weights": round(share * 4 * trained) if layout.zero else 0}
+    # Of a shard, all groups are brought together for forward, and again for backward.
+    weights = [0, trained, trained, shards * (2 * trained - (groups[-1] if last else 0))][layout.zero]
+    return {"gradients": round(gradients), "weights": round(share * 4 * weights)}
 
 
 class Machine(NamedTuple):
@@ -227,10 +237,11 @@ def make(settings: SimpleNamespace, task, on: Machine) -> Dict[str, Any]:
     budget = parse_bytes(parallel.recompute) is not None
     if budget:
         groups = [0]
-    elif parallel.recompute == "none" and parallel.zero == 2:
+    elif parallel.recompute == "none" and parallel.zero > 1:
         groups = block_starts(net)
     else:
         groups = group_starts(net, segments, parallel.recompute)
+    recompute = parallel.recompute != "none" or parallel.zero == 3
     one_pass = parallel.recompute == "none" and len(groups) == 1 and parallel.pp == 1
     static = not parallel.exact and one_pass and parallel.zero < 2 and (
         shards == devices.replicas == 1 or not moving_layers(net))
@@ -238,7 +249,7 @@ def make(settings: SimpleNamespace, task, on: Machine) -> Dict[str, Any]:
     stages = _stages(parallel, type(net).__name__, costs.seconds)
     if budget:
         groups = starts_within(parallel.recompute, *sample, stages)
-    layout = Layout(stages, sorted({*groups, *stages}), parallel.recompute != "none", static, parallel.zero,
+    layout = Layout(stages, sorted({*groups, *stages}), recompute, static, parallel.zero,
                     settings.optim.optimizer == "lamb", parallel.exact, parallel.pp_schedule, settings.train.batch_size,
                     shards, _states(settings.optim))
     found = plan([_segment(cost, block) for cost, block in zip(costs.segments, costs.like)], costs.workspace,

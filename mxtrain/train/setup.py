@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import logging
 import random
 from types import SimpleNamespace
-from typing import Callable, List, NamedTuple, Optional, Sequence
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -56,7 +57,7 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                                                    prepare, check_output))
     stages = _stages(made, settings.parallel, contexts, communicator)
     groups = _groups(made, stages, settings, communicator)
-    communicator.meet(grid_for(settings.parallel, len(contexts), communicator).groups())
+    communicator.meet(grid_for(settings.parallel, len(contexts), communicator).groups(_tied_stages(net, stages)))
     return communicator.together(lambda: _assembled(made, stages, groups, settings, contexts, communicator, train_data,
                                                     val_data, preprocess, fingerprint, scores, values))
 
@@ -73,10 +74,11 @@ class _Prepared(NamedTuple):
 
 
 def _prepared(net, loss, settings, contexts, sample, preprocess, evaluation_loss, prepare, check_output) -> _Prepared:
-    """See set_up. A network that is cut or split, which may be too large for one device, is made on the host."""
+    """See set_up. A network that may be too large for one device is made on the host."""
     if contexts[0].device_type == "cpu":
         compat.keep_memory()
-    first_on = contexts if settings.parallel.pp == settings.parallel.tp == 1 else [mx.cpu()]
+    whole = settings.parallel.pp == settings.parallel.tp == 1 and settings.parallel.zero < 3
+    first_on = contexts if whole else [mx.cpu()]
     initialize(net, first_on, settings.train.seed)
     *sample, label = [mx.nd.array(x, ctx=first_on[0], dtype=x.dtype) for x in sample]
     if preprocess is not None:
@@ -126,6 +128,13 @@ def _stages(made: _Prepared, parallel: ParallelConfig, contexts: List[mx.Context
     return communicator.share(communicator.together(choose))
 
 
+def _tied_stages(net: Block, stages: List[int]) -> List[Tuple[int, int]]:
+    """The stages of the two places of every tied weight."""
+    of = {id(p): bisect.bisect(stages, number) - 1 for number, segment in enumerate(plan.segments(net))
+          for p in segment.collect_params().values()}
+    return [(of[id(one)], of[id(other)]) for one, other in plan.tied(net)]
+
+
 def _groups(made: _Prepared, stages: List[int], settings: SimpleNamespace,
             communicator: Communicator) -> Optional[List[int]]:
     """The first segment of each group for --recompute BYTES, None for another way; rank 0 measures for all."""
@@ -145,6 +154,9 @@ def _assembled(made: _Prepared, stages: List[int], groups: Optional[List[int]], 
     """See set_up."""
     net, parallel = made.net, settings.parallel
     layout = _layout(made, stages, groups, settings, contexts, communicator, preprocess)
+    if parallel.zero == 3 and parallel.recompute == "none":
+        _log.info("--zero 3: weights come and go, so that the blocks of the network run again in backward, as with "
+                  "--recompute blocks")
     _warn_about_shards(net, settings.train.batch_size, layout)
     parameters = weights.parameters(net)
     names = {id(p): name for name, p in parameters.items()}

@@ -61,8 +61,10 @@ CASES = [
     Case(4, dict(dp=2, pp=2)),
     Case(2, dict(zero=1)),
     Case(3, dict(zero=2)),
+    Case(3, dict(zero=3)),
     Case(4, dict(dp=2, pp=2, zero=1)),
     Case(4, dict(dp=2, pp=2, zero=2)),
+    Case(4, dict(dp=2, pp=2, zero=3)),
     Case(1, dict(recompute="blocks")),
     Case(4, dict(pp=4, recompute="blocks")),
     Case(3, dict(zero=2, recompute="blocks")),
@@ -71,6 +73,7 @@ CASES = [
     Case(1, dict(pp=2), 2, "horovod"),
     Case(1, dict(zero=1), 2, "horovod"),
     Case(1, dict(zero=2), 2, "horovod"),
+    Case(1, dict(zero=3), 2, "horovod"),
     Case(2, dict(pp=4), 2, "horovod"),
     Case(2, dict(dp=2, pp=2, zero=2), 2, "horovod"),
     Case(2, dict(pp=4, recompute="blocks"), 2, "horovod"),
@@ -80,7 +83,9 @@ CASES = [
     Case(1, dict(dp=2, pp=2, zero=1), 4, "horovod"),
     Case(1, dict(dp=2, pp=2, zero=2, recompute="blocks"), 4, "horovod"),
     Case(2, dict(dp=2, pp=4, zero=2), 4, "horovod"),
+    Case(1, dict(dp=2, pp=2, zero=3), 4, "horovod"),
     Case(1, dict(zero=2), 2, "dist_sync"),
+    Case(1, dict(zero=3), 2, "dist_sync"),
     Case(2, dict(dp=2, pp=2, zero=1), 2, "dist_sync"),
     Case(2, dict(dp=2, pp=2, zero=2, recompute="blocks"), 2, "dist_sync"),
 ]
@@ -101,11 +106,12 @@ def main() -> None:
     if options.json:
         print(json.dumps(found))
         return
-    for network in options.network:
-        print(f"| {network}, {options.updates} updates | float sums | `--exact` |\n|---|---|---|")
-        for name, row in found[network].items():
-            print(f"| {name} | {in_words(row['float'])} | {in_words(row['exact'])} |")
-        print()
+    sums = {"float": "float sums", "exact": "`--exact`"}
+    columns = [(network, key) for network in options.network for key in sums]
+    print("| " + " | ".join(["layout", *(f"{network}, {sums[key]}" for network, key in columns)]) + " |")
+    print("|---" * (1 + len(columns)) + "|")
+    for case in cases:
+        print("| " + " | ".join([case.name, *(in_words(found[network][case.name][key]) for network, key in columns)]) + " |")
 
 
 def _options():

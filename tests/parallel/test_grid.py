@@ -39,7 +39,10 @@ def test_peers_have_the_same_stages(contexts, processes, stages):
 def test_groups_of_processes():
     assert grid(2, None, 2, 3).groups() == []  # pipelines within processes need no other group than all
     assert grid(2, None, 1, 2).groups() == [(0, 1)]
-    assert grid(3, None, 1, 3).groups() == [(0, 1), (1, 2), (0, 2)]
+    assert grid(3, None, 1, 3).groups() == [(0, 1), (1, 2)]
+    assert grid(3, None, 1, 6).groups([(0, 2), (1, 1)]) == [
+        (0, 3), (1, 4), (2, 5), (0, 1), (1, 2), (3, 4), (4, 5), (0, 2), (3, 5)]
+    assert grid(4, None, 2, 2).groups([(0, 1), (0, 3)]) == [(0, 1)], "stages 0 and 1 are in one process"
     assert grid(2, None, 1, 4).groups() == [(0, 2), (1, 3), (0, 1), (2, 3)]
     assert grid(4, None, 2, 4).groups() == [(0, 2), (1, 3), (0, 1), (2, 3)]
     assert len({tuple(of.groups()) for of in grids(1, 4, 2)}) == 1, "all processes name the same groups"

@@ -108,8 +108,8 @@ def test_the_chunks_compute_the_network_and_its_loss(static):
         np.testing.assert_allclose(loss.asnumpy(), expected, rtol=1e-5)
         np.testing.assert_array_equal(report.asnumpy()[:, 0], loss.asnumpy())
         for stage in program.stages[:-1]:
-            seen = stage.inference(seen)
-        np.testing.assert_allclose(program.stages[-1].inference(seen, y).asnumpy()[:, 0], expected, rtol=1e-5)
+            seen = stage.inference[0](seen)
+        np.testing.assert_allclose(program.stages[-1].inference[0](seen, y).asnumpy()[:, 0], expected, rtol=1e-5)
 
 
 class Plain(gluon.Block):

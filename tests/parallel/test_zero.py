@@ -160,3 +160,28 @@ def test_updated_parts_come_to_all_replicas(size):
         for own in replicas:
             for part in (part for group in groups for part in group):
                 assert (own[part.parameter][part.start:part.stop] == part.owner).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_weights_are_brought_together_from_their_owners(size):
+    """For one replica after the other; another one takes part when its process has it do so."""
+    loads, draw = [0] * 2 * size, np.random.RandomState(7).randn
+    groups = [deal(group, 2 * size, loads=loads) for group in GROUPS]
+    whole = {number: draw(*shape).astype("float32") for number, shape in SHAPES.items()}
+
+    def function(communicator):
+        contexts = [mx.cpu(0), mx.cpu(1)]
+        owners = Owners(groups, contexts, Threads(communicator) if size > 1 else ALONE, 0)
+        kept = [{part: mx.nd.array(whole[part.parameter].ravel()[part.start:part.stop], ctx=contexts[here])
+                 for group in owners.owned(here) for part in group} for here in (0, 1)]
+        found = []
+        for group, sizes in enumerate(GROUPS):
+            weights = {number: mx.nd.zeros(SHAPES[number], ctx=contexts[1]) for number in sizes}
+            owners.gather(group, 1, kept, weights if group >= communicator.rank else {})
+            found.append({number: array.asnumpy() for number, array in weights.items()})
+        return found
+
+    for rank, found in enumerate(among(size, function) if size > 1 else [function(ALONE)]):
+        for group, weights in enumerate(found):
+            for number, array in weights.items():
+                np.testing.assert_array_equal(array, whole[number] if group >= rank else 0 * whole[number])

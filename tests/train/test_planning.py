@@ -68,6 +68,17 @@ def test_replicas_share_out_states_and_gradients():
     assert plan(SEGMENTS, 0, (40, 4), Grid(2, 2), layout(zero=2, shards=8))[0]["sent"]["gradients"] == 2 * 1.5 * 4 * 440
 
 
+def test_replicas_share_out_weights():
+    given = layout(zero=3, groups=[0, 1, 3], recompute=True, shards=8)  # two shards for each of four devices
+    one, = plan(SEGMENTS, 0, (40, 4), Grid(4), given)
+    assert one["weights"] == 4 * (110 + 220)  # its own, and the group of two segments
+    assert one["gradients"] == 4 * (110 + 220) and one["optimizer"] == 8 * 110
+    assert one["sent"]["weights"] == 2 * 3 / 4 * 4 * (440 + 440 - 110)  # the last group is run once
+    among, = plan(SEGMENTS, 0, (40, 4), Grid(2, 2), given)
+    assert among["weights"] == 4 * (110 + 2 * 220)  # and what is on its way
+    assert among["sent"]["weights"] == one["sent"]["weights"]
+
+
 def test_exact_sums_take_two_buffers_two_parts_and_the_total():
     one, = plan(SEGMENTS, 0, (40, 4), Grid(1), layout(exact=True))
     assert one["gradients"] == (2 * 4 + 2 * 8 + 4) * 440
@@ -116,8 +127,9 @@ def gpt():
 
 
 @pytest.mark.parametrize("make_network", (resnet, gpt))
-@pytest.mark.parametrize("given", ({}, {"recompute": "blocks"}, {"shards": 2}, {"exact": True, "shards": 2}),
-                         ids=("plain", "blocks", "shards", "exact"))
+@pytest.mark.parametrize("given", ({}, {"recompute": "blocks"}, {"shards": 2}, {"exact": True, "shards": 2},
+                                   {"zero": 3, "shards": 4}),
+                         ids=("plain", "blocks", "shards", "exact", "weights"))
 def test_the_total_is_what_a_training_takes(make_network, given):
     net, loss, shape, tokens = make_network()
     numbers, cpu = np.random.RandomState(0), mx.cpu()
@@ -129,13 +141,16 @@ def test_the_total_is_what_a_training_takes(make_network, given):
                            sample=lambda: [x[:2] for x in batch])
     its = settings(**given)
     its.train.task = "lm" if tokens else "image"
+    zero = its.parallel.zero
+    contexts = [cpu, mx.cpu(1)] if zero else [cpu]  # arrays on the first one are counted
     with counting():
         before = live(cpu)
         net.initialize(mx.init.Xavier(), ctx=cpu)
         sample = mx.nd.array(batch[0][:2], dtype=batch[0].dtype)
         net(sample)
-        running = Running(net, *heads_for(loss, None if tokens else 10), [cpu], its.parallel.shards or 1,
-                          its.parallel.exact, its.parallel.recompute, sample=[sample])
+        running = Running(net, *heads_for(loss, None if tokens else 10), contexts,
+                          its.parallel.shards or 1, its.parallel.exact, its.parallel.recompute, sample=[sample], zero=zero)
+        running.forget_others()
         optimizer = Optimizer(its.optim, {p.name: p for p in running.parameters}, running.held)
 
         def update():
@@ -145,6 +160,6 @@ def test_the_total_is_what_a_training_takes(make_network, given):
 
         update()
         taken = peak(cpu, update)[1] - before
-    one, = make(its, task, Machine(1, 1, "cpu", None))["devices"]
+    one = make(its, task, Machine(len(contexts), 1, "cpu", None))["devices"][0]
     # Workspaces may have grown before: in an earlier test, or just now; then they are in none of both.
     assert one["total"] == pytest.approx(taken, rel=0.1)

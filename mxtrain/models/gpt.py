@@ -104,7 +104,8 @@ class Decoder(HybridBlock):
 
     def split_layers(self, slices: Slices) -> List[HybridBlock]:
         if isinstance(self.mlp, Mixture):
-            raise UserError(f"--tp {slices.size}: mixtures of experts are not split inside their layers; leave out --experts")
+            raise UserError(f"--tp {slices.size}: mixtures of experts are not split inside their layers; leave out "
+                            "--experts")
         return halves(self, _SplitAttention(self.attention, slices), slices)
 
 

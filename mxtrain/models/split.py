@@ -1,8 +1,8 @@
 """How a network is split inside its layers, over `size` ranks that each hold a slice of a weight (Shoeybi et al. 2019).
 
-A segment of a network's plan that can be split offers `split_layers(slices)`, which returns a list of *pieces*, blocks to be
-run one after the other: each takes the sum, over the ranks, of what the piece before gave, and gives its rank's part
-of such a sum. The last segment may offer `split_scores(slices)` instead: a block that gives its rank's share of the
+A segment of a network's plan that can be split offers `split_layers(slices)`, which returns a list of *pieces*, blocks
+to be run one after the other: each takes the sum, over the ranks, of what the piece before gave, and gives its rank's
+part of such a sum. The last segment may offer `split_scores(slices)` instead: a block that gives its rank's share of the
 scores along the last axis, and how many these are. A segment that offers neither is run by the first rank alone.
 """
 
@@ -76,8 +76,8 @@ class Slices:
         """What a slice of a layer's inputs gives, to be added up over the ranks. The layer must have no activation."""
         inputs = self.share(dense.weight.shape[1], f"the {dense.weight.shape[1]} inputs of {dense.name}")
         if dense.act is not None:
-            raise UserError(f"--tp {self.size}: the outputs of {dense.name} are sums over its slices, which its activation "
-                            "does not see; give the activation a layer of its own, outside")
+            raise UserError(f"--tp {self.size}: the outputs of {dense.name} are sums over its slices, which its "
+                            "activation does not see; give the activation a layer of its own, outside")
         return self._dense(dense, dense._units, inputs, dense.bias is not None and self.first, 1)
 
     def whole(self, block: Block) -> Block:

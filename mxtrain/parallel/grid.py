@@ -105,16 +105,17 @@ def grid(stages: int, replicas: Optional[int], contexts: int, processes: int = 1
         there = f"there are {processes} processes with {contexts} context{'s' * (contexts > 1)} each, {devices} in all"
     if devices % each:
         if tensor == 1:
-            raise UserError(f"--pp {stages}: {stages} stages need a multiple of {stages} contexts (--gpus or --cpus); {there}")
-        raise UserError(f"--tp {tensor}: {stages} stage{'s' * (stages > 1)} of {tensor} contexts need a multiple of {each} "
-                        f"(--gpus or --cpus); {there}")
+            raise UserError(f"--pp {stages}: {stages} stages need a multiple of {stages} contexts (--gpus or --cpus); "
+                            f"{there}")
+        raise UserError(f"--tp {tensor}: {stages} stage{'s' * (stages > 1)} of {tensor} contexts need a multiple of "
+                        f"{each} (--gpus or --cpus); {there}")
     if replicas is not None and replicas * each != devices:
         of = f" on {tensor} contexts each" if tensor > 1 else ""
         raise UserError(f"--dp {replicas}: {replicas} replicas of {stages} stage{'s' * (stages > 1)}{of} need "
                         f"{replicas * each} contexts; {there}")
     if contexts % tensor and tensor % contexts:
-        raise UserError(f"--tp {tensor}: a layer is split over contexts of one process, or over all contexts of several; "
-                        f"{there}, so {tensor} and {contexts} must divide one another")
+        raise UserError(f"--tp {tensor}: a layer is split over contexts of one process, or over all contexts of "
+                        f"several; {there}, so {tensor} and {contexts} must divide one another")
     local = min(contexts, tensor)
     if contexts // local % stages and stages * tensor % contexts:
         raise UserError(f"--pp {stages}: the stages of a replica are on contexts of one process, or on all contexts of "

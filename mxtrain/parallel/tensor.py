@@ -87,8 +87,9 @@ def split(net: Block, segments: Sequence[Block], head: LossHead, evaluation_head
             close()
             loss = getattr(head, "loss", None)
             if not hasattr(loss, "split_loss"):
-                raise UserError(f"--tp {size}: {type(loss).__name__} cannot be computed where each context has a part of "
-                                f"the scores, as {type(segment).__name__} gives them; a loss that offers split_loss() can")
+                raise UserError(f"--tp {size}: {type(loss).__name__} cannot be computed where each context has a part "
+                                f"of the scores, as {type(segment).__name__} gives them; a loss that offers "
+                                "split_loss() can")
             scores = [segment.split_scores(own) for own in slices]
             shares = [loss.split_loss(own, count) for own, (_, count) in zip(slices, scores)]
             ends = [share for share, _ in shares]
@@ -110,8 +111,8 @@ def split(net: Block, segments: Sequence[Block], head: LossHead, evaluation_head
 
 
 def _piece(ranks, end=None, evaluation_end=None, labelled=False, last=0, seeds=True) -> Piece:
-    """ranks: (number, segment) of each rank. end, evaluation_end: what follows, for training and evaluation: a block, or
-    one of each rank. last: number of the network's last segment. seeds: whether random numbers begin anew with it."""
+    """ranks: (number, segment) of each rank. end, evaluation_end: what follows, for training and evaluation: a block,
+    or one of each rank. last: number of the network's last segment. seeds: whether random numbers begin anew with it."""
     def of(number: int, ends) -> Optional[Block]:
         return ends[number] if isinstance(ends, list) else ends
 
@@ -186,8 +187,8 @@ class TeamRunner:
 
     statistics = None
 
-    def __init__(self, pieces: List[Piece], bounds: Sequence[int], recompute: bool, outputs: Sequence[Boundary], ends: bool,
-                 team: Team, gradients: List[FloatGradients], summed: List[Sequence[mx.nd.NDArray]],
+    def __init__(self, pieces: List[Piece], bounds: Sequence[int], recompute: bool, outputs: Sequence[Boundary],
+                 ends: bool, team: Team, gradients: List[FloatGradients], summed: List[Sequence[mx.nd.NDArray]],
                  backward: Backward, alone: bool):
         self.ctx, self._team, self.gradients, self._summed = team.contexts[0], team, gradients, summed
         self._pieces, self._outputs, self._ends, self._backward = pieces, outputs, ends, backward

@@ -34,8 +34,9 @@ class SlicedHoldings(Holdings):
     The others: see Holdings.
     """
 
-    def __init__(self, slices: Dict[Parameter, List[Tuple[Parameter, Optional[Cut]]]], stages: List[List[Parameter]], grid: Grid, contexts: Sequence[mx.Context], communicator: Communicator,
-                 peers: Communicator, ties: Sequence[Tuple[Parameter, Parameter]]):
+    def __init__(self, slices: Dict[Parameter, List[Tuple[Parameter, Optional[Cut]]]], stages: List[List[Parameter]],
+                 grid: Grid, contexts: Sequence[mx.Context], communicator: Communicator, peers: Communicator,
+                 ties: Sequence[Tuple[Parameter, Parameter]]):
         # Of parameters that all ranks have, those of the first one count, and of tied weights one place.
         copies = [(own[0][0], other) for own in slices.values() if own[0][1] is None for other, _ in own[1:]]
         super().__init__([[stage] for stage in stages], stages, grid, contexts, communicator, peers, 0, False,

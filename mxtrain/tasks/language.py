@@ -54,8 +54,8 @@ class TokenLoss(HybridBlock):
 
 
 class _ShareOfLoss(HybridBlock):
-    """(rows, time, scores), (rows, time) -> (size + 1, rows, time): for each rank the logarithm of the sum of its scores'
-    exponentials, and the score of the label; 0 for what other ranks have."""
+    """(rows, time, scores), (rows, time) -> (size + 1, rows, time): for each rank the logarithm of the sum of its
+    scores' exponentials, and the score of the label; 0 for what other ranks have."""
 
     def __init__(self, rank: int, size: int, scores: int):
         super().__init__(prefix="")

@@ -348,7 +348,8 @@ def _idle(layout: Layout) -> List[str]:
     grid, found = layout.grid, []
     for replica in range(grid.replicas):
         if not assigned(replica, grid.replicas, layout.shards):
-            for rank, context in (divmod(replica * grid.stages + stage, grid.contexts) for stage in range(grid.stages)):
+            for stage in range(grid.stages):
+                rank, context = divmod((replica * grid.stages + stage) * grid.team, grid.contexts)
                 name = str(layout.contexts[context])
                 found.append(f"{name} of rank {rank}" if grid.processes > 1 else name)
     return found

@@ -92,7 +92,7 @@ def test_one_process_is_the_plain_case():
     ((2, None, 1), "--pp 2: 2 stages need a multiple of 2 contexts (--gpus or --cpus); there is 1 context"),
     ((2, 4, 4), "--dp 4: 4 replicas of 2 stages need 8 contexts; there are 4 contexts"),
     ((1, 3, 2, 2), "--dp 3: 3 replicas of 1 stage need 3 contexts; there are 2 processes with 2 contexts each, 4 in"),
-    ((1, None, 3, 1, 0, 2), "--tp 2: 1 stage of 2 contexts need a multiple of 2 (--gpus or --cpus); there are 3 contexts"),
+    ((1, None, 3, 1, 0, 2), "--tp 2: 1 stage of 2 contexts need a multiple of 2 (--gpus or --cpus); there are 3"),
     ((2, 2, 4, 1, 0, 2), "--dp 2: 2 replicas of 2 stages on 2 contexts each need 8 contexts; there are 4 contexts"),
     ((1, None, 6, 2, 0, 4), "--tp 4: a layer is split over contexts of one process, or over all contexts of several"),
     ((4, None, 6, 2), "--pp 4: the stages of a replica are on contexts of one process, or on all contexts of several"),

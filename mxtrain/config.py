@@ -34,7 +34,7 @@ SECTIONS = {"train": TrainConfig, "data": DataConfig, "text": TextConfig, "model
 
 MACHINE = {"gpus", "cpus", "kvstore", "staleness", "recompute", "audit", "workers", "worker_kind", "out", "resume",
            "checkpoint_updates", "checkpoint_minutes", "keep", "tensorboard", "plots", "progress", "pretrained_root",
-           "data", "data_root", "val", "dp", "pp", "cut", "pp_schedule", "trace", "zero"}
+           "data", "data_root", "val", "dp", "tp", "pp", "cut", "pp_schedule", "trace", "zero"}
 """Fields that may differ at every start and must not change the result. (Data may have moved; their
 fingerprint may not have changed.)"""
 

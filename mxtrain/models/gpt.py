@@ -17,6 +17,8 @@ from mxtrain.errors import UserError
 from mxtrain.models.experts import Mixture
 from mxtrain.models.experts_settings import ExpertsConfig, in_block
 from mxtrain.models.gpt_settings import GPTConfig
+from mxtrain.models.gpt_split import HeadsDropout, SplitEmbeddings, halves, split_scores
+from mxtrain.models.split import Slices
 
 _DEVIATION = 0.02  # of the weights at the start
 
@@ -37,6 +39,9 @@ class Embeddings(HybridBlock):
         vectors = F.Embedding(ids, token, input_dim=self._vocabulary, output_dim=self._width)
         places = F.slice_like(F.expand_dims(position, axis=0), vectors, axes=(1,))
         return self.dropout(F.broadcast_add(vectors, places))
+
+    def split_layers(self, slices: Slices) -> List[HybridBlock]:
+        return [SplitEmbeddings(self, slices)]
 
 
 class Attention(HybridBlock):
@@ -67,6 +72,16 @@ class Attention(HybridBlock):
         return F.reshape(heads, shape=(-3, 0, 0))
 
 
+class _SplitAttention(Attention):
+    """A rank's heads of an attention, and what they add to its output."""
+
+    def __init__(self, whole: Attention, slices: Slices):
+        HybridBlock.__init__(self, prefix=whole.prefix)
+        self._heads, self._scale = slices.share(whole._heads, f"{whole._heads} heads"), whole._scale
+        self.qkv, self.out = slices.column(whole.qkv, runs=3), slices.row(whole.out)
+        self.weights_dropout = HeadsDropout(whole.weights_dropout._rate, whole._heads, slices)
+
+
 class Decoder(HybridBlock):
     """One block: x + attention(norm(x)), then x + mlp(norm(x)). x: (batch, time, width).
 
@@ -87,6 +102,11 @@ class Decoder(HybridBlock):
         x = x + self.dropout(self.attention(self.norm1(x)))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
+    def split_layers(self, slices: Slices) -> List[HybridBlock]:
+        if isinstance(self.mlp, Mixture):
+            raise UserError(f"--tp {slices.size}: mixtures of experts are not split inside their layers; leave out --experts")
+        return halves(self, _SplitAttention(self.attention, slices), slices)
+
 
 class Output(HybridBlock):
     """The last normalization, and a score for each token of the vocabulary."""
@@ -99,6 +119,9 @@ class Output(HybridBlock):
 
     def hybrid_forward(self, F, x):
         return self.scores(self.norm(x))
+
+    def split_scores(self, slices: Slices) -> Tuple[HybridBlock, int]:
+        return split_scores(self.norm, self.scores, slices)
 
 
 class GPT(HybridBlock):

@@ -131,6 +131,8 @@ def leaves_out(block: Block) -> bool:
 def _tree(block: Block) -> _Node:
     if hasattr(block, "plan"):
         return _Node(block, tuple(_Node(part, ()) for part in block.plan()))
+    if hasattr(block, "split_layers"):
+        return _Node(block, ())  # see models.split
     parts = tuple(_tree(child) for child in _chain(block))
     return _Node(block, () if _share_parameters([part.block for part in parts]) else parts)
 

@@ -51,8 +51,8 @@ class Optimizer:
     """One optimizer with its states on every context.
 
     parameters: trainable, by name; the names are those of the saved states.
-    held: for every context what it updates, as objects with `weight`, `gradient` and `part`, which tells the number of
-        the parameter and from where to where it is, counted in its flat form: parallel.holdings.Held.
+    held: for every context what it updates, as objects with `weight`, `gradient`, `part`, which tells the number of the
+        parameter, and `of`, which takes what it is from a whole array of a parameter's shape: parallel.holdings.Held.
     """
 
     def __init__(self, config: OptimConfig, parameters: Dict[str, Parameter], held: Sequence[Sequence]):
@@ -111,9 +111,8 @@ class Optimizer:
         names = list(self._parameters)
         for of_context, states in zip(self._held, self._states):
             for own, state in zip(of_context, states):
-                number, start, stop = own.part[:3]
                 for k, array in enumerate(_flat(state)):
-                    array[:] = arrays[f"{names[number]}/{k}"].ravel()[start:stop].reshape(array.shape)
+                    array[:] = own.of(arrays[f"{names[own.part.parameter]}/{k}"]).reshape(array.shape)
 
 
 def create(config: OptimConfig, parameters: Sequence[Parameter]) -> mx.optimizer.Optimizer:

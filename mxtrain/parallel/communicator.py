@@ -12,6 +12,7 @@ A communicator has `rank` and `size`, and
     barrier(), rest(), close()
 
     reduce_scatter(array), all_gather(array)    a sum of which each process gets its part, and the reverse
+    added(array)                                a sum, of one array of each process
     meet(groups), among(ranks)                  the communicator of some of the processes
 
 `InProcess` is that of a single process, `AmongProcesses` the base of the others, which only say how processes add.
@@ -82,6 +83,11 @@ class Communicator:
         """A vector of n elements, on one context -> the size * n elements of all processes, in the order of the ranks,
         bit for bit; without waiting. tag: see reduce_scatter."""
         return array
+
+    def added(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
+        """The sum over the processes of an array on one context, as another array, without waiting. tag: see
+        reduce_scatter."""
+        return array.copy()
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """Sums over the processes of a float64 array that has the same shape in all. Waits for all."""
@@ -234,8 +240,11 @@ class AmongProcesses(Communicator):
         whole[self.rank * array.size:(self.rank + 1) * array.size] = array
         return self._added(whole, tag)
 
+    def added(self, array: mx.nd.NDArray, tag: str = "") -> mx.nd.NDArray:
+        return self._added(array, tag)
+
     def _added(self, array: mx.nd.NDArray, tag: str) -> mx.nd.NDArray:
-        """The sum over the processes, as another array, without waiting."""
+        """See added."""
         raise NotImplementedError
 
     def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:

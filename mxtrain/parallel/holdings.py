@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 
+from mxtrain.models.split import Cut
 from mxtrain.optim.clipping import chunks, sums_of_squares
 from mxtrain.parallel.communicator import Communicator
 from mxtrain.parallel.exact import memory
@@ -26,6 +27,13 @@ class Held(NamedTuple):
     part: Part
     weight: mx.nd.NDArray
     gradient: mx.nd.NDArray
+    cut: Optional[Cut] = None
+    """Where the parameter is a slice of one that is split inside its layer: which; `part` is one of it then."""
+
+    def of(self, whole: np.ndarray) -> np.ndarray:
+        """What is updated here, of a parameter or an array of its shape."""
+        own = self.cut.of(whole) if self.cut else whole
+        return own.ravel()[self.part.start:self.part.stop]
 
 
 class Holdings:

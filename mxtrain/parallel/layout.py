@@ -72,12 +72,8 @@ class Layout:
                  sample: Sequence[mx.nd.NDArray] = (), communicator: Communicator = ALONE,
                  stages: Sequence[int] = (0,), schedule: str = "1f1b", zero: int = 0, whole_parameters: bool = False,
                  groups: Optional[Sequence[int]] = None):
-        self.contexts, self.shards, self.exact, self._seed = list(contexts), shards, exact, seed
-        self.grid = grid = Grid(len(contexts), communicator.size, communicator.rank, len(stages))
-        self._preprocess, self._schedule = preprocess, SCHEDULES[schedule if len(stages) > 1 else "1f1b"]
-        self._communicator = communicator
-        self._peers = communicator if grid.span == 1 else communicator.among(grid.peers)
-        self._assigned = {replica: assigned(replica, grid.replicas, shards) for replica in grid.here}
+        grid = Grid(len(contexts), communicator.size, communicator.rank, len(stages))
+        self._begin(grid, contexts, shards, exact, seed, preprocess, communicator, schedule)
         self._segments = segments = plan.segments(net)
         if groups is None:
             groups = block_starts(net) if recompute == "none" and zero > 1 else group_starts(net, segments, recompute)
@@ -118,6 +114,17 @@ class Layout:
         """For each context what it updates: the gradients are there after `finish`."""
         self.sums = self._sums()
         """For each array to be summed, its copies on the contexts that have it; gradients before statistics."""
+
+    def _begin(self, grid: Grid, contexts: Sequence[mx.Context], shards: int, exact: bool, seed: int,
+               preprocess: Optional[Block], communicator: Communicator, schedule: str) -> None:
+        """What is the same for all kinds of layouts."""
+        self.grid, self.contexts, self.shards, self.exact, self._seed = grid, list(contexts), shards, exact, seed
+        self._preprocess, self._schedule = preprocess, SCHEDULES[schedule if grid.stages > 1 else "1f1b"]
+        self._communicator = communicator
+        self._peers = communicator if grid.span == 1 else communicator.among(grid.peers)
+        self._assigned = {replica: assigned(replica, grid.replicas, shards) for replica in grid.here}
+        self._scatter: Optional[Scatter] = None
+        self._rounds: Optional[int] = None
         self.watched_gradient: Optional[mx.nd.NDArray] = None
         self.traced_update: Optional[int] = None
         """Of this update is noted in `trace` when each instruction was run; every one is then waited for."""
@@ -374,7 +381,7 @@ class Layout:
     @contextmanager
     def _noting(self, c: int, instruction: Instruction, update: int):
         """Notes how long what is begun within takes, if it is to be traced."""
-        if update != self.traced_update:
+        if update != self.traced_update or self.grid.rank % self.grid.team:
             yield
             return
         mx.nd.waitall()  # also for what comes from other processes

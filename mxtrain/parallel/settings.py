@@ -36,9 +36,13 @@ class ParallelConfig:
     """Compare the weights of all contexts and processes every so many updates, and before every checkpoint. A fraction,
     with --exact: in this share of the updates; and run one of their shards again elsewhere, to compare its gradient."""
     dp: Optional[int] = None
-    """Replicas of the network, each on --pp contexts; default: as many as the contexts of all processes make up."""
+    """Replicas of the network, each on --pp times --tp contexts; default: as many as the contexts of all processes make
+    up."""
+    tp: int = 1
+    """Contexts that each layer is split over, where it says how, as those of a GPT do; a stage of a pipeline has so
+    many."""
     pp: int = 1
-    """Stages of a pipeline that the network is cut into, each on a context of its own."""
+    """Stages of a pipeline that the network is cut into, each on a context of its own (or on --tp)."""
     cut: List[int] = field(default_factory=list)
     """Number of the first segment of each stage after the first; default: stages that take the same time, as measured
     at the start."""
@@ -75,6 +79,7 @@ class ParallelConfig:
                 parse_bytes(self.recompute) is None):
             raise UserError(f"--recompute {self.recompute}: must be none, blocks, a number of segments from 1 on, or an "
                             "amount of memory such as 500MB, 1.5GB or 2GiB")
+        self._check_tensor()
 
     def _check_threshold(self):
         if self.compression == "2bit" and self.compression_threshold is None:
@@ -88,7 +93,7 @@ class ParallelConfig:
             raise UserError(f"{given}: must be above 0, from 1e-30 to 1e30")
 
     def _check_layout(self):
-        for name in ("dp", "pp"):
+        for name in ("dp", "tp", "pp"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name} {value}: must be 1 or more")
@@ -103,6 +108,22 @@ class ParallelConfig:
         if self.audit and self.audit < 1 and self.zero == 2:
             raise UserError(f"--audit {self.audit:g}: compares gradients of whole shards, which --zero 2 never keeps; "
                             "give a whole number of updates, or --zero 1")
+
+    def _check_tensor(self):
+        if self.tp == 1:
+            return
+        given = f"--tp {self.tp}"
+        if self.exact:
+            raise UserError(f"{given}: splits the sums within a layer, in float32, so that --exact cannot be; leave one out")
+        if self.zero:
+            raise UserError(f"{given}: does not go with --zero {self.zero}; leave one out")
+        if self.audit:
+            raise UserError(f"{given}: does not go with --audit {self.audit:g}, which compares whole copies; leave one out")
+        if self.compression != "none":
+            raise UserError(f"{given}: does not go with --compression {self.compression}; leave one out")
+        if parse_bytes(self.recompute) is not None:
+            raise UserError(f"{given}: --recompute {self.recompute} measures a network that is not split; give blocks, or "
+                            "a number of segments")
 
     def _check_audit(self):
         if self.audit is None:
@@ -131,7 +152,8 @@ def refuse_without_effect(config: ParallelConfig, around: World, contexts: int) 
         if config.compression != "none":
             raise UserError(f"--compression {config.compression}: is for sums, and --kvstore dist_async makes none; "
                             "use dist_sync or horovod, or say none")
-        for name, value in ((f"--pp {config.pp}", config.pp > 1), (f"--zero {config.zero}", config.zero)):
+        for name, value in ((f"--pp {config.pp}", config.pp > 1), (f"--tp {config.tp}", config.tp > 1),
+                            (f"--zero {config.zero}", config.zero)):
             if value:
                 raise UserError(f"{name}: --kvstore dist_async cannot, since its servers keep and update all weights; "
                                 "use dist_sync or horovod")
@@ -161,6 +183,7 @@ def idle_flags(config: ParallelConfig, contexts: int, processes: int) -> List[st
 
 def number_of_shards(config: ParallelConfig, batch_size: int, contexts: int) -> int:
     """V, the number of shards of every global batch of a run that starts on so many contexts, over all processes."""
+    contexts //= config.tp  # a team counts as one
     replicas = contexts // config.pp
     if config.shards is not None:
         shards = config.shards

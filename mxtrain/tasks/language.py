@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Dict, NamedTuple
+from typing import Dict, NamedTuple, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -13,6 +13,7 @@ from mxnet.gluon import Block, HybridBlock
 from mxtrain.data.tokens import TokenData, open_tokens
 from mxtrain.errors import UserError
 from mxtrain.models import zoo
+from mxtrain.models.split import Slices
 from mxtrain.tasks.base import Classification
 
 _log = logging.getLogger("mxtrain")
@@ -43,6 +44,48 @@ class TokenLoss(HybridBlock):
 
     def hybrid_forward(self, F, output, label):
         return -F.mean(F.pick(F.log_softmax(output, axis=-1), label, axis=-1), axis=1)
+
+    def split_loss(self, slices: Slices, scores: int) -> Tuple[HybridBlock, HybridBlock]:
+        """(what a rank does with its share of the scores and the labels, what makes the loss of the sum of that).
+
+        scores: how many a rank has for a place. Between the two go size + 1 numbers for each place.
+        """
+        return _ShareOfLoss(slices.rank, slices.size, scores), _LossOfShares(slices.size)
+
+
+class _ShareOfLoss(HybridBlock):
+    """(rows, time, scores), (rows, time) -> (size + 1, rows, time): for each rank the logarithm of the sum of its scores'
+    exponentials, and the score of the label; 0 for what other ranks have."""
+
+    def __init__(self, rank: int, size: int, scores: int):
+        super().__init__(prefix="")
+        self._rank, self._size, self._scores = rank, size, scores
+
+    def hybrid_forward(self, F, output, label):
+        own = F.cast(label, "float32") - self._rank * self._scores
+        picked = F.pick(output, own, axis=-1) * (own >= 0) * (own < self._scores)  # which takes the nearest for others
+        total = _log_sum_exp(F, output, -1)
+        nothing = F.zeros_like(total)
+        return F.stack(*(total if rank == self._rank else nothing for rank in range(self._size)), picked, axis=0)
+
+
+class _LossOfShares(HybridBlock):
+    """(size + 1, rows, time) -> (rows,)."""
+
+    def __init__(self, size: int):
+        super().__init__(prefix="")
+        self._size = size
+
+    def hybrid_forward(self, F, shares):
+        total = _log_sum_exp(F, F.slice_axis(shares, axis=0, begin=0, end=self._size), 0)
+        picked = F.squeeze(F.slice_axis(shares, axis=0, begin=self._size, end=None), axis=0)
+        return F.mean(total - picked, axis=1)
+
+
+def _log_sum_exp(F, x, axis: int):
+    # Its gradient does not depend on what is taken off.
+    largest = F.BlockGrad(F.max(x, axis=axis, keepdims=True))
+    return F.log(F.sum(F.exp(F.broadcast_sub(x, largest)), axis=axis)) + F.squeeze(largest, axis=axis)
 
 
 class LanguageTask(Classification):

@@ -219,6 +219,8 @@ def report(settings: SimpleNamespace, task, on: Machine, as_json: bool) -> int:
 def make(settings: SimpleNamespace, task, on: Machine) -> Dict[str, Any]:
     """The plan of a training, as JSON. Initializes what of the network is run."""
     parallel = settings.parallel
+    if parallel.tp > 1:
+        raise UserError(f"--plan: does not know layers that are split; leave out --tp {parallel.tp}")
     devices = grid(parallel.pp, parallel.dp, on.contexts, on.processes)
     shards = number_of_shards(parallel, settings.train.batch_size, on.contexts * on.processes)
     rows = -(-settings.train.batch_size // shards)

@@ -30,6 +30,7 @@ from mxtrain.parallel.rounding import rounding_cuts
 from mxtrain.parallel.settings import ParallelConfig, idle_flags, number_of_shards
 from mxtrain.parallel.shards import assigned, part_of
 from mxtrain.parallel.statistics import moving_layers
+from mxtrain.parallel.tensor_layout import TensorLayout
 from mxtrain.seeds import mix
 from mxtrain.sizes import parse_bytes
 from mxtrain.tasks.heads import first, heads_for
@@ -76,7 +77,8 @@ def _prepared(net, loss, settings, contexts, sample, preprocess, evaluation_loss
     """See set_up. A network that may be too large for one device is made on the host."""
     if contexts[0].device_type == "cpu":
         compat.keep_memory()
-    first_on = contexts if settings.parallel.pp == 1 and settings.parallel.zero < 3 else [mx.cpu()]
+    whole = settings.parallel.pp == settings.parallel.tp == 1 and settings.parallel.zero < 3
+    first_on = contexts if whole else [mx.cpu()]
     initialize(net, first_on, settings.train.seed)
     *sample, label = [mx.nd.array(x, ctx=first_on[0], dtype=x.dtype) for x in sample]
     if preprocess is not None:
@@ -151,9 +153,7 @@ def _assembled(made: _Prepared, stages: List[int], groups: Optional[List[int]], 
                scores, values) -> Run:
     """See set_up."""
     net, parallel = made.net, settings.parallel
-    layout = Layout(net, made.head, made.evaluation_head, contexts, parallel.shards, parallel.exact, parallel.recompute,
-                    mix(settings.train.seed, 1), preprocess, made.sample, communicator, stages, parallel.pp_schedule,
-                    parallel.zero, settings.optim.optimizer == "lamb", groups)
+    layout = _layout(made, stages, groups, settings, contexts, communicator, preprocess)
     if parallel.zero == 3 and parallel.recompute == "none":
         _log.info("--zero 3: weights come and go, so that the blocks of the network run again in backward, as with "
                   "--recompute blocks")
@@ -187,6 +187,20 @@ def _assembled(made: _Prepared, stages: List[int], groups: Optional[List[int]], 
                checkpoint_minutes=settings.train.checkpoint_minutes, advice=train_data.advice())
 
 
+def _layout(made: _Prepared, stages: List[int], groups: Optional[List[int]], settings: SimpleNamespace,
+            contexts: List[mx.Context], communicator: Communicator, preprocess: Optional[Block]) -> Layout:
+    net, parallel, seed = made.net, settings.parallel, mix(settings.train.seed, 1)
+    if parallel.tp == 1:
+        return Layout(net, made.head, made.evaluation_head, contexts, parallel.shards, parallel.exact,
+                      parallel.recompute, seed, preprocess, made.sample, communicator, stages, parallel.pp_schedule,
+                      parallel.zero, settings.optim.optimizer == "lamb", groups)
+    if settings.optim.optimizer == "lamb":
+        raise UserError(f"--tp {parallel.tp}: --optimizer lamb needs norms of whole parameters, which are split; use "
+                        "another one")
+    return TensorLayout(net, made.head, made.evaluation_head, contexts, parallel.shards, parallel.tp,
+                        parallel.recompute, seed, preprocess, made.sample, communicator, stages, parallel.pp_schedule)
+
+
 def _optimizer(net: Block, settings: SimpleNamespace, parameters: dict, layout: Layout, communicator):
     if not communicator.apart:
         return Optimizer(settings.optim, parameters, layout.held)
@@ -200,7 +214,10 @@ def _optimizer(net: Block, settings: SimpleNamespace, parameters: dict, layout: 
 
 def grid_for(parallel: ParallelConfig, contexts: int, communicator) -> Grid:
     """The devices of all processes, each with so many contexts. Raises UserError where they do not make up a layout."""
-    of_all = grid(parallel.pp, parallel.dp, contexts, communicator.size, communicator.rank)
+    of_all = grid(parallel.pp, parallel.dp, contexts, communicator.size, communicator.rank, parallel.tp)
+    if of_all.team > 1 and not communicator.sends:
+        raise UserError(f"--tp {parallel.tp}: layers that are split over several processes need Horovod, in which some of "
+                        "them add up: start them by horovodrun")
     if of_all.span > 1 and not communicator.sends:
         raise UserError(f"--pp {parallel.pp}: a pipeline over several processes, of {contexts} context"
                         f"{'s' * (contexts > 1)} each, needs Horovod, which sends from one to another: start them by "
@@ -214,11 +231,11 @@ def grid_for(parallel: ParallelConfig, contexts: int, communicator) -> Grid:
 def part_for(settings: SimpleNamespace, contexts: int, communicator) -> Callable:
     """Which rows of a batch this process reads, which has that many contexts; also resolves the number of shards."""
     parallel = settings.parallel
-    if parallel.audit or parallel.pp > 1 or parallel.zero or not (
+    if parallel.audit or parallel.pp > 1 or parallel.tp > 1 or parallel.zero or not (
             parallel.shards or parallel.micro_batch or parallel.exact):
         communicator.check_same(contexts, lambda expected: (
             f"--gpus, --cpus: {contexts} contexts for rank {communicator.rank} and {expected} for rank 0; all "
-            "processes need as many, for --audit, --pp and --zero, and where --shards does not say how a batch is cut"))
+            "processes need as many, for --audit, --pp, --tp and --zero, and where --shards does not say how a batch is cut"))
     of_all = communicator.together(lambda: grid_for(parallel, contexts, communicator))
     shards = communicator.together(lambda: _resolve_shards(settings, contexts * communicator.size))
     return functools.partial(part_of, first=of_all.here.start, count=len(of_all.here), replicas=of_all.replicas,

@@ -42,7 +42,7 @@ class Gathering:
         """Puts the weights of a group into its parameters; returns them by number. predict: see `close`."""
         self._wait()
         if predict and self._ctx.device_type == "cpu":
-            # oneDNN may bring the weights of a prediction into an order of its own, which no part of an array can be in.
+            # oneDNN may bring weights of a prediction into an order of its own, which no part of an array can be in.
             weights = {number: mx.nd.empty(p.shape, self._ctx) for number, p in self._groups[group].items()}
             self._before = None
         else:

@@ -165,8 +165,8 @@ class StageRunner:
             self._weights.end()
 
     def stand_by(self, kind: str) -> None:
-        """Takes part in what processes do together for a shard that only others have. kind: what they do with it: forward,
-        backward or infer."""
+        """Takes part in what processes do together for a shard that only others have. kind: what they do with it,
+        forward, backward or infer."""
         if kind == "backward":
             first = self._backward.first_group
             for i in reversed(range(len(self._groups) if first is None else first, len(self._groups))):

@@ -131,8 +131,8 @@ def _gradients(trained: Sequence[int], owned: Optional[int], exact: bool, in_fli
 
 
 def _sent(groups: Sequence[int], shards: int, devices: Grid, layout: Layout, last: bool) -> Dict[str, int]:
-    """Bytes that a device sends per update: by rings, each of which passes on (R - 1) / R of the bytes twice to sum them,
-    and once to hand them out.
+    """Bytes that a device sends per update: by rings, each of which passes on (R - 1) / R of the bytes twice to sum
+    them, and once to hand them out.
 
     groups: trained elements of each. last: whether the last of them ends the network, and is run only once.
     """

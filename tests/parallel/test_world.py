@@ -56,6 +56,7 @@ class Lonely:
     """A Horovod without MPI, that mpirun has started."""
 
     init, rank, size, local_rank, local_size = (staticmethod(lambda value=value: value) for value in (None, 0, 1, 3, 4))
+    global_process_set = None
 
 
 def test_a_horovod_that_does_not_meet(monkeypatch):

@@ -36,7 +36,7 @@ _NUMPY_ALIASES = {"bool": bool, "object": object, "int": int, "float": float, "s
 # purpose: they run on today's GPUs.
 _QUIET = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}
 
-# Each operator on a CPU may take one of so many workspaces, each of which stays as large as any operator has ever needed:
+# Each operator on a CPU may take one of so many workspaces, each of which stays as large as any has ever needed:
 # MXNet's 4 hold several times the activations of a layer, and one thread per context makes no use of them.
 _FRUGAL = {"MXNET_CPU_TEMP_COPY": "1"}
 

@@ -59,8 +59,9 @@ def balanced(costs: Sequence[float], stages: int, name: str, barred: Sequence[in
 
 def unlike(firsts: Sequence[int]) -> str:
     """What is wrong with stages that begin with these segments: see parallel.rounding."""
-    return (f"a cut in front of segment{'s' * (len(firsts) > 1)} {', '.join(map(str, sorted(firsts)))} has this machine "
-            "round otherwise than on one device")
+    numbers = ", ".join(map(str, sorted(firsts)))
+    return (f"a cut in front of segment{'s' * (len(firsts) > 1)} {numbers} has this machine round otherwise than on one "
+            "device")
 
 
 def _least(sums: Sequence[float], stages: int, join: Callable[[float, float], float]) -> Tuple[float, List[int]]:

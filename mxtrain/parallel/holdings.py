@@ -22,7 +22,7 @@ Stages = List[List[List[Parameter]]]
 
 
 class Held(NamedTuple):
-    """What a device updates of a parameter: `part` of it, as views of its weight and, once it is summed, its gradient."""
+    """What a device updates of a parameter: `part` of it, as views of its weight and, when it is summed, gradient."""
 
     part: Part
     weight: mx.nd.NDArray
@@ -104,8 +104,8 @@ class Holdings:
         return [part for part in self._parts_of(stage) if part.owner in (None, replica)]
 
     def make_plain(self) -> None:
-        """Puts weights whose parts are updated into MXNet's own layout, out of that of oneDNN, in which it keeps those of
-        convolutions after a prediction: no part of such an array can be written."""
+        """Puts weights whose parts are updated into MXNet's own layout, out of that of oneDNN, in which it keeps those
+        of convolutions after a prediction: no part of such an array can be written."""
         if self._zero and not self.kept:
             for parameter in self.parameters:
                 for ctx in self._contexts_of(self._stage_of[id(parameter)]):

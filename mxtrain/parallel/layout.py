@@ -92,7 +92,7 @@ class Layout:
         ties = _trained_ties(net)
         self._numbers = shards * (2 if ties else 1)  # that a gradient is the sum of
         if exact and self._numbers > MOST:
-            raise UserError(f"--shards {shards}: exact sums hold for up to {MOST // 2} shards of a network with tied weights")
+            raise UserError(f"--shards {shards}: exact sums hold for up to {MOST // 2} shards where weights are tied")
         self._backward = backward_by(trained, unreached_by_backward(net))
         self._holdings = Holdings(trained, [
             [p for block in stage.inference for p in block.collect_params().values()] for stage in program.stages],
@@ -197,8 +197,8 @@ class Layout:
         self._holdings.share()
 
     def evaluate(self, batch: Sequence) -> Arrays:
-        """The evaluation head's outputs for a batch, in the order of the shards; none where the last stage is in another
-        process. Nothing is recorded or changed."""
+        """The evaluation head's outputs for a batch, in the order of the shards; none where the last stage is in
+        another process. Nothing is recorded or changed."""
         feeds, outputs = self._feeds(batch), {}
         for m in range(self._rounds or max(len(feed.shards) for feed in feeds.values())):
             for replica, feed in feeds.items():
@@ -287,7 +287,7 @@ class Layout:
         self._holdings.forget_others()
 
     def bring_home(self) -> None:
-        """Puts all parameters on all contexts, as if the network had not been cut into stages. All processes call it."""
+        """Puts all parameters on all contexts, as if the network had not been cut. All processes call it."""
         self._holdings.bring_home()
 
     # Running a batch.
@@ -392,8 +392,8 @@ class Layout:
         name = f"stage {stage}, {self.contexts[c]}"
         if self.grid.processes > 1:
             name += f" of rank {self.grid.rank}"
-        self.trace.append(Row(replica * self.grid.stages + stage, name, instruction.kind, instruction.micro_batch, began,
-                              time.time()))
+        device = replica * self.grid.stages + stage
+        self.trace.append(Row(device, name, instruction.kind, instruction.micro_batch, began, time.time()))
 
     # Setting up.
 

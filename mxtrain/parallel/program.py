@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What is recorded in one go. Chunks for each purpose are compiled apart, since a change of mode rebuilds a graph."""
+    """What is recorded in one go. Chunks are compiled for each purpose, since a change of mode rebuilds a graph."""
 
     recorded: List[Chunk]
     """The very last chunk of all ends in the loss."""

@@ -182,7 +182,8 @@ class Scatter:
         # Processes exchange in one order, though one of them may have fewer shards of a batch than another. In MXNet an
         # operator that waits for another process can hold up those that come after it, by the memory for temporary
         # values that they share; in two orders, two processes could wait for each other.
-        self._order = deque((turn, stage, group) for turn in range(rounds) for stage in sorted(self._owners, reverse=True)
+        stages = sorted(self._owners, reverse=True)
+        self._order = deque((turn, stage, group) for turn in range(rounds) for stage in stages
                             for group in reversed(range(len(self._owners[stage].groups)))
                             if self._owners[stage].groups[group])  # a pass of a frozen one may not be handed over
         self._given = {key: [] for key in self._order}

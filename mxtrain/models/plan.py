@@ -110,8 +110,14 @@ def draws(block: Block) -> bool:
 
 def tied(net: Block) -> List[Tuple[Parameter, Parameter]]:
     """Pairs of parameters that are one weight, used in two places, such as an embedding and an output: each has a copy
-    of it, since the places may be on two devices. A network with such says so by `tied()`, which returns its pairs."""
-    return list(net.tied()) if hasattr(net, "tied") else []
+    of it, since the places may be on two devices. A network with such says so by `tied()`, which returns its pairs.
+    Raises UserError for a parameter in two of them."""
+    pairs = list(net.tied()) if hasattr(net, "tied") else []
+    for parameter, count in Counter(parameter for pair in pairs for parameter in pair).items():
+        if count > 1:
+            raise UserError(f"{type(net).__name__}.tied(): {parameter.name} is in {count} pairs; a weight can be in two "
+                            "places, not more")
+    return pairs
 
 
 def leaves_out(block: Block) -> bool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -190,28 +190,34 @@ class InProcess(Communicator):
         on_gpus = contexts[0].device_type == "gpu"
         if kvstore == "nccl" and not (on_gpus and mx.runtime.Features().is_enabled("NCCL")):
             raise UserError("--kvstore nccl: needs GPUs and an MXNet built with NCCL; use device or local")
-        # Made even for a single context, so that a wrong name never passes for a right one.
-        self._store = None if kvstore == "none" else mx.kv.create(kvstore)
-        self._contexts = list(contexts)
-        self._known = False
+        # Made even for a single context, so that a wrong name never passes for a right one. One for each set of contexts:
+        # MXNet adds all arrays of a store where those of its first sum are.
+        self._stores = {} if kvstore == "none" else {tuple(contexts): mx.kv.create(kvstore)}
+        self._known = set()
 
     def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
         """Replaces every array by the sum over its replicas.
 
-        arrays: for each array, its copies on the contexts, in the contexts' order. Every call passes arrays
-        of the same shapes in the same order.
+        arrays: for each array, its copies on the contexts that have it, in the contexts' order. Every call passes arrays
+        of the same shapes on the same contexts in the same order.
         """
-        if len(self._contexts) == 1 or not arrays:
-            return
-        if self._store is None:
-            for copies in arrays:
-                _sum_by_copies(copies)
-            return
-        keys = list(range(len(arrays)))
-        if not self._known:
-            self._store.init(keys, [mx.nd.zeros(copies[0].shape, dtype=copies[0].dtype) for copies in arrays])
-            self._known = True
-        self._store.pushpull(keys, list(arrays), out=list(arrays))
+        of_contexts: Dict[tuple, List[int]] = {}
+        for number, copies in enumerate(arrays):
+            if len(copies) > 1:
+                of_contexts.setdefault(tuple(copy.context for copy in copies), []).append(number)
+        for contexts, numbers in of_contexts.items():
+            own = [arrays[number] for number in numbers]
+            if self._kvstore == "none":
+                for copies in own:
+                    _sum_by_copies(copies)
+                continue
+            if contexts not in self._stores:
+                self._stores[contexts] = mx.kv.create(self._kvstore)
+            store = self._stores[contexts]
+            if contexts not in self._known:
+                store.init(numbers, [mx.nd.zeros(copies[0].shape, dtype=copies[0].dtype) for copies in own])
+                self._known.add(contexts)
+            store.pushpull(numbers, own, out=own)
 
 
 class AmongProcesses(Communicator):

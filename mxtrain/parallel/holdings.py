@@ -57,7 +57,8 @@ class Holdings:
         self._spread = communicator.size > 1 and (zero or grid.span > 1)
         numbers = {id(p): number for number, p in enumerate(self.parameters)}
         self.numbered = [[{numbers[id(p)]: p for p in group} for group in stage] for stage in trained]
-        self.ties = [(numbers[id(one)], numbers[id(other)]) for one, other in ties]
+        # The one that comes first in the network counts; the other one is its copy.
+        self.ties = [tuple(sorted((numbers[id(one)], numbers[id(other)]))) for one, other in ties]
         copies = {other: one for one, other in self.ties}
         self._copies = set(copies)
         self._parts = _parts(self.numbered, grid.replicas, zero, whole, copies)
@@ -146,7 +147,11 @@ class Holdings:
         for stage, part in self._all_parts():
             replica = self._one_of(part)
             own = here.get(((replica, stage), part), [None] * count)
-            found.setdefault(part.parameter, []).append([self._told(replica, stage, x, part.size) for x in own])
+            told = [self._told(replica, stage, array, part.size) for array in own]
+            if self._communicator.rank == 0 or not self._spread:  # others need no room for all of it
+                found.setdefault(part.parameter, []).append(told)
+        if not found:
+            return []
         return [[np.concatenate(pieces).reshape(parameter.shape) for pieces in zip(*found[number])]
                 for number, parameter in enumerate(self.parameters)]
 

@@ -25,7 +25,8 @@ def rounding_cuts(segments: Sequence[Block], starts: Sequence[int], inputs: Sequ
     network that is initialized on one context, its shapes known. inputs, label: a few rows, there. head: (output,
     label) -> [loss of each sample, report].
     """
-    chains = [compile_chain([segment], head if segment is segments[-1] else None) for segment in segments]
+    last = len(segments) - 1
+    chains = [compile_chain([segment], head if i == last else None) for i, segment in enumerate(segments)]
     parameters = [p for chain in chains[:-1] for p in chain.collect_params().values()]
     parameters += chains[-1].collect_params().values()
     trained = [p for p in dict.fromkeys(parameters) if p.grad_req != "null"]

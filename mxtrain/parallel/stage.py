@@ -87,7 +87,7 @@ class StageRunner:
         for i, group in enumerate(self._groups):
             last = label if i == len(self._groups) - 1 else []
             if group.ahead is not None:
-                kept.append((x, None))
+                kept.append((x if self._needs_backward(i) else None, None))
                 if self._weights and group.ahead:
                     self._weights.open(i)
                 with autograd.train_mode():
@@ -105,7 +105,7 @@ class StageRunner:
                 self._separate()
                 x = [_output(outputs).detach()]
             else:
-                kept.append((x, None))
+                kept.append((None, None))
                 with autograd.train_mode():
                     x = [_output(run(group.recorded, x, key, self.ctx, *last))]
         self._kept[shard] = kept

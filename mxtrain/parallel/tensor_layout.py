@@ -53,6 +53,8 @@ class SlicedHoldings(Holdings):
 
     def assemble(self, arrays: Sequence[Sequence[Arrays]], count: int) -> List[List[np.ndarray]]:
         found = super().assemble(arrays, count)
+        if not found:  # not in rank 0
+            return []
         return [[self._joined(whole, [found[place][k] for place in places]) for k in range(count)]
                 for whole, places in zip(self.wholes, self._places)]
 

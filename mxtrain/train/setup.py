@@ -222,6 +222,9 @@ def grid_for(parallel: ParallelConfig, contexts: int, communicator) -> Grid:
         raise UserError(f"--pp {parallel.pp}: a pipeline over several processes, of {contexts} context"
                         f"{'s' * (contexts > 1)} each, needs Horovod, which sends from one to another: start them by "
                         "horovodrun, or by launch.py --transport horovod")
+    if parallel.pp > 1 and parallel.compression == "2bit":
+        raise UserError(f"--compression 2bit: packs the gradients of one context, and --pp {parallel.pp} spreads them over "
+                        "several; take fp16 where a pipeline is within a process, or leave it out")
     if of_all.span > 1 and parallel.compression != "none":
         raise UserError(f"--compression {parallel.compression}: is for sums over all processes, and --pp {parallel.pp} "
                         "spreads a replica over several; leave one out")

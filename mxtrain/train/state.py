@@ -50,7 +50,11 @@ class State:
 
 def snapshot(run) -> tuple:
     """(arrays, state) of a checkpoint of a run. All processes call it at the same time."""
-    arrays = {f"weights/{name}": run.layout.weight(p) for name, p in run.parameters.items()}
+    arrays = {}
+    for name, parameter in run.parameters.items():
+        value = run.layout.weight(parameter)
+        if run.communicator.rank == 0:  # others need no room for all of them
+            arrays[f"weights/{name}"] = value
     states = run.optimizer.state_arrays(run.layout.assemble)
     arrays.update({f"optimizer/{name}": array for name, array in states.items()})
     arrays.update({f"{_RESIDUAL}{name}": array for name, array in residuals.gather(run.communicator).items()})

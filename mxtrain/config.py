@@ -164,8 +164,9 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
     if (given.get("micro_batch") or 0) > 0 and "shards" not in given:
         given["shards"] = -(-saved["batch_size"] // given.pop("micro_batch"))  # which is what it became
     for name, value in given.items():
-        if name not in MACHINE | RENEWABLE and value != saved.get(name):
-            raise UserError(f"--{name.replace('_', '-')} {value}: the run was started with {saved.get(name)}, "
+        before = saved[name] if name in saved else _default(name)  # of a run from before there was such a setting
+        if name not in MACHINE | RENEWABLE and value != before:
+            raise UserError(f"--{name.replace('_', '-')} {value}: the run was started with {before}, "
                             "and this cannot change when it goes on")
     values = {**saved, **given}
     if "cpus" in given and "gpus" not in given:
@@ -176,9 +177,15 @@ def resume_values(saved: Dict[str, Any], given: Dict[str, Any]) -> Dict[str, Any
         values["decay_epochs"] = []  # of the schedule that is left
     if given.get("compression", "2bit") != "2bit" and "compression_threshold" not in given:
         values["compression_threshold"] = None  # of 2bit
-    if "pp" in given and "cut" not in given:
+    if given.get("pp", saved.get("pp")) != saved.get("pp") and "cut" not in given:
         values["cut"] = []  # of other stages
     return values
+
+
+def _default(name: str) -> Any:
+    """A field's value where nothing is said."""
+    field = next(f for section in SECTIONS.values() for f in dataclasses.fields(section) if f.name == name)
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default
 
 
 def load(path: Path) -> Dict[str, Any]:
@@ -201,6 +208,12 @@ def checked(values: Dict[str, Any]) -> Dict[str, Any]:
         for name, kind in typing.get_type_hints(section).items():
             if kind is bool and not isinstance(values.get(name, True), bool):
                 raise UserError(f"--{name.replace('_', '-')} {values[name]}: must be {_allowed(bool)}")
+            if typing.get_origin(kind) is list and not isinstance(values.get(name, []), (list, tuple)):
+                raise UserError(f"--{name.replace('_', '-')} {values[name]}: must be {_allowed(kind)}")
+            whole = typing.get_origin(kind) is typing.Literal and isinstance(typing.get_args(kind)[0], int)
+            if whole and type(values.get(name, 0)) is not int:
+                raise UserError(f"--{name.replace('_', '-')} {values[name]}: must be {_allowed(kind)}")
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     parsed = vars(training_parser().parse_object(values, defaults=False))
     return {name: parsed[name] for name in values}
 
@@ -240,4 +253,6 @@ def _allowed(kind: Any) -> str:
         return "one of " + ", ".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is typing.Union:
         return " or ".join(inner)
+    if typing.get_origin(kind) is list:
+        return f"a list, such as [3, 7], each of it {inner[0]}"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))

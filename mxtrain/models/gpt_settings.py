@@ -21,7 +21,8 @@ class GPTConfig:
     """Share of a language model's activations that training sets to 0; for small data, of which there are many epochs,
     0.1 or 0.2 is usual."""
     tied: bool = False
-    """Use the embedding of the tokens for the output, too, as GPT-2 does: one weight less for a large vocabulary."""
+    """Use the embedding of the tokens for the output, too, as GPT-2 does. Both places keep a copy, so that it saves no
+    memory."""
 
     def __post_init__(self):
         for name in ("layers", "heads", "width", "context"):

@@ -169,7 +169,8 @@ def idle_flags(config: ParallelConfig, contexts: int, processes: int) -> List[st
     """Lines on what does nothing in this start, but may in another: a launch can go on with fewer processes."""
     lines = []
     if config.zero and contexts * processes == config.pp:
-        lines.append(f"--zero {config.zero}: has no effect with one replica, which shares out nothing")
+        lines.append(f"--zero {config.zero}: " + ("has no effect with one replica, which shares out nothing"
+                     if config.zero < 3 else "one replica shares out nothing, and runs blocks again all the same"))
     if config.pp_schedule != "1f1b" and config.pp == 1:
         lines.append(f"--pp-schedule {config.pp_schedule}: has no effect without a pipeline (--pp)")
     if config.compression != "none" and processes == 1:

@@ -12,7 +12,7 @@ from mxnet.gluon import Block, loss
 from mxtrain.data.loader import loaders
 from mxtrain.data.workers import everything
 from mxtrain.errors import UserError
-from mxtrain.models import weights
+from mxtrain.models import plan, weights
 from mxtrain.tasks.heads import LabelSmoothing
 
 _log = logging.getLogger("mxtrain")
@@ -99,3 +99,7 @@ def _start(net: Block, model) -> None:
         weights.pretrained(net, model.model, model.pretrained_root)
     if model.init_from:
         weights.init_from(net, model.init_from)
+        for one, other in plan.tied(net):
+            if (one.list_data()[0] != other.list_data()[0]).sum().asscalar():
+                _log.warning("--init-from %s: %s takes the values of %s, since both are one weight here", model.init_from,
+                             other.name, one.name)

@@ -146,16 +146,18 @@ def carry_out(run, settings: SimpleNamespace, place: Optional[Place], new_folder
         if not place:
             save(run)  # so that a run can be resumed from its very start, and a full disk shows now
         train(run)
+        if run.trace_at is not None and run.state.update < run.trace_at:
+            _log.warning("--trace: nothing was drawn, since this start made fewer than two updates")
         _log.info("%s (%.1f s)", run.state.finished, time.monotonic() - began)
     return path
 
 
 def _to_keep(settings: SimpleNamespace) -> Dict[str, Any]:
     """What config.yaml says, so that it makes the same run anew, here or elsewhere: not in which folder, which may be
-    moved, nor how the processes met, of which the next start may have others."""
+    moved, nor how the processes met, of which the next start may have others, nor what is drawn of one start."""
     values = config.flatten(settings)
     kvstore = values["kvstore"] if values["kvstore"] in IN_PROCESS else None
-    return {**values, "out": None, "kvstore": kvstore, "staleness": None, "dp": None}
+    return {**values, "out": None, "kvstore": kvstore, "staleness": None, "dp": None, "trace": False}
 
 
 def _resume(run, settings, place: Place) -> List[str]:

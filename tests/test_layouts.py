@@ -150,6 +150,24 @@ def test_tied_weights_have_the_same_bits_in_every_layout():
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("count, layout", [(1, {}), (2, dict(pp=2)), (2, dict(zero=2))], ids=name_of)
+def test_the_places_may_be_named_in_any_order(monkeypatch, count, layout):
+    net = tied_network()
+    start = net[2].weight.data().asnumpy().astype("float64")
+    monkeypatch.setattr(Tied, "tied", lambda own: [(own[2].weight, own[0].weight)])
+    mxtrain.fit(net, [(X, Y)] * 4, ctx=[mx.cpu(i) for i in range(count)], shards=6, lr=0.5, momentum=0.0,
+                weight_decay=0.0, schedule="constant", clip_norm=0.2, **layout)
+    for layer in (0, 2):
+        np.testing.assert_allclose(net[layer].weight.data(mx.cpu(0)).asnumpy(), tied_by_numpy(start, 4, 0.5, 0.2),
+                                   rtol=1e-5, atol=5e-6)
+
+
+def test_a_weight_in_three_places_is_refused(monkeypatch):
+    monkeypatch.setattr(Tied, "tied", lambda own: [(own[0].weight, own[2].weight), (own[0].weight, own[2].weight)])
+    with pytest.raises(UserError, match="is in 2 pairs; a weight can be in two places, not more"):
+        mxtrain.fit(tied_network(), [(X, Y)])
+
+
 def test_half_of_a_tied_weight_cannot_be_frozen():
     net = tied_network()
     net[0].weight.grad_req = "null"
@@ -209,6 +227,8 @@ class Whole(nn.HybridBlock):
     (network, 2, dict(pp=2, cut=[0]), "--cut 0: must be the first segment of each stage after the first"),
     (network, 2, dict(cut=[3]), "--cut 3: has no effect without a pipeline"),
     (network, 1, dict(pp=0), "--pp 0: must be 1 or more"),
+    (network, 2, dict(pp=2, cut=3), "--cut 3: must be a list, such as [3, 7], each of it a whole number"),
+    (network, 2, dict(zero=True), "--zero True: must be one of 0, 1, 2, 3"),
     (network, 1, dict(zero=4), "zero"),
     (network, 2, dict(zero=3, audit=1.0), "--audit 1: compares the weights of replicas"),
     (network, 2, dict(pp=2, audit=1.0), "--audit 1: compares replicas of one context each"),

@@ -79,3 +79,10 @@ def test_trying_leaves_no_trace():
     for parameter in net.collect_params().values():
         if parameter.grad_req != "null":
             assert (parameter.grad().asnumpy() == 3).all()
+
+
+def test_a_block_may_stand_in_the_chain_twice():
+    net, relu = nn.HybridSequential(prefix=""), nn.Activation("relu")
+    net.add(nn.Dense(4, in_units=3), relu, nn.Dense(5, in_units=4), relu)
+    net.initialize()
+    assert rounding_cuts(list(net), [0, 2], [mx.nd.ones((2, 3))], mx.nd.array([0, 1]), HEAD) == []

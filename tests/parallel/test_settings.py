@@ -73,6 +73,22 @@ def test_the_threshold_on_resume():
         config.build(config.resume_values(saved, given))
 
 
+def test_cuts_on_resume():
+    """They go with the number of stages that they are for."""
+    saved = config.flatten(config.build({"pp": 3, "cut": [2, 5]}))
+    for given, expected in (([], [2, 5]), (["--pp", "3"], [2, 5]), (["--pp", "2"], []), (["--pp", "1"], []),
+                            (["--pp", "2", "--cut", "4"], [4])):
+        assert config.build(config.resume_values(saved, config.parse(given).given)).parallel.cut == expected
+
+
+def test_a_run_from_before_there_was_a_setting():
+    saved = config.flatten(config.build({}))
+    del saved["tied"]
+    config.resume_values(saved, config.parse(["--no-tied"]).given)
+    with pytest.raises(UserError, match="--tied True: the run was started with False"):
+        config.resume_values(saved, config.parse(["--tied"]).given)
+
+
 @pytest.mark.parametrize("given, words", [({"exact": True}, "--exact: --kvstore dist_async cannot"),
                                           ({"audit": 10}, "--audit 10: --kvstore dist_async cannot"),
                                           ({"compression": "fp16"}, "--compression fp16: .*--kvstore dist_async")])

@@ -193,7 +193,7 @@ class InProcess(Communicator):
         # Made even for a single context, so that a wrong name never passes for a right one. One for each set of contexts:
         # MXNet adds all arrays of a store where those of its first sum are.
         self._stores = {} if kvstore == "none" else {tuple(contexts): mx.kv.create(kvstore)}
-        self._known = set()
+        self._known, self._alone = set(), len(contexts) == 1
 
     def allreduce(self, arrays: Sequence[List[mx.nd.NDArray]]) -> None:
         """Replaces every array by the sum over its replicas.
@@ -201,6 +201,8 @@ class InProcess(Communicator):
         arrays: for each array, its copies on the contexts that have it, in the contexts' order. Every call passes arrays
         of the same shapes on the same contexts in the same order.
         """
+        if self._alone:
+            return
         of_contexts: Dict[tuple, List[int]] = {}
         for number, copies in enumerate(arrays):
             if len(copies) > 1:

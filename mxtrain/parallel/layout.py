@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -35,6 +35,7 @@ from mxtrain.parallel.words import in_words
 from mxtrain.parallel.zero import Scatter, ScatteredGradients, flat
 
 Arrays = List[mx.nd.NDArray]
+_UNNOTED = nullcontext()
 
 
 class Feed(NamedTuple):
@@ -378,12 +379,14 @@ class Layout:
                      for c, number in zip(contexts, (one, other))]
             self._passing.add_from_each_other(replica, stages, parts)
 
-    @contextmanager
     def _noting(self, c: int, instruction: Instruction, update: int):
         """Notes how long what is begun within takes, if it is to be traced."""
         if update != self.traced_update or self.grid.rank % self.grid.team:
-            yield
-            return
+            return _UNNOTED
+        return self._noted(c, instruction)
+
+    @contextmanager
+    def _noted(self, c: int, instruction: Instruction):
         mx.nd.waitall()  # also for what comes from other processes
         began = time.time()
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainings import SCRIPT, idx_folder
+from trainings import SCRIPT, arrays, assert_same_bits, idx_folder, rows
 
 LAUNCH = SCRIPT.with_name("launch.py")
 NO_HOROVOD = importlib.util.find_spec("horovod") is None
@@ -66,6 +66,14 @@ def chain(place, out, links, *flags):
         done += 1
         run(place, launch(transport, workers, servers, *how, "--epochs", done, "--cpus", contexts, *own))
         yield done
+
+
+def check_chain(place, alone, out, links):
+    """Every link, with --exact, is a check of the layout law and of the resume law: all has the bits of one process."""
+    expected = alone("--exact", *STEPS, "--epochs", len(links))
+    for epochs in chain(place, out, links, "--exact"):
+        assert_same_bits(arrays(out), arrays(expected, f"update-{UPDATES * epochs:08d}"))
+        assert rows(out) == rows(expected)[:2 * epochs]
 
 
 def prepare(place):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from launching import TOKEN, processes, variables_of, wait_for
-from spread import FLAGS, HOROVOD, NO_HOROVOD, STEPS, UPDATES, alone, chain, launch, prepare, run  # noqa: F401
+from spread import FLAGS, HOROVOD, NO_HOROVOD, alone, check_chain, launch, prepare, run  # noqa: F401
 from trainings import QUIET, SCRIPT, arrays, assert_close, assert_same_bits, metrics, rows
 
 SLOW = pytest.mark.slow
@@ -70,10 +70,7 @@ SHORT = [("horovod", 2, 0, 2, "--pp", 4, "--recompute", "blocks"),
 @pytest.mark.parametrize("links", [pytest.param(SHORT, id="short"),
                                    pytest.param(LONG, id="long", marks=[SLOW, pytest.mark.timeout(1200)])])
 def test_every_start_goes_on_with_the_bits_of_one_context(place, alone, tmp_path, links):
-    expected, out = alone("--exact", *STEPS, "--epochs", len(links)), tmp_path / "run"
-    for epochs in chain(place, out, links, "--exact"):
-        assert_same_bits(arrays(out), arrays(expected, f"update-{UPDATES * epochs:08d}"))
-        assert rows(out) == rows(expected)[:2 * epochs]
+    check_chain(place, alone, tmp_path / "run", links)
 
 
 @SLOW

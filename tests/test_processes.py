@@ -14,7 +14,7 @@ import pytest
 
 from launching import TOKEN, processes, variables_of, wait_for
 from mxtrain.inference.evaluate import main as evaluate
-from spread import FLAGS, HOROVOD, NETWORK, STEPS, UPDATES, alone, chain, launch, place, run  # noqa: F401
+from spread import FLAGS, HOROVOD, NETWORK, STEPS, UPDATES, alone, chain, check_chain, launch, place, run  # noqa: F401
 from trainings import SCRIPT, arrays, assert_close, assert_same_bits, make_parts, metrics, rows
 
 SLOW = pytest.mark.slow
@@ -55,11 +55,7 @@ def test_the_long_chain_goes_from_everywhere_to_everywhere():
 @pytest.mark.parametrize("links", [pytest.param(SHORT, id="short"),
                                    pytest.param(LONG, id="long", marks=[SLOW, pytest.mark.timeout(1800)])])
 def test_every_start_goes_on_with_the_bits_of_one_process(place, alone, tmp_path, links):
-    """Each link is a check of the layout law, for its transport and numbers, and of the resume law."""
-    expected, out = alone("--exact", *STEPS, "--epochs", len(links)), tmp_path / "run"
-    for epochs in chain(place, out, links, "--exact"):
-        assert_same_bits(arrays(out), arrays(expected, f"update-{UPDATES * epochs:08d}"))
-        assert rows(out) == rows(expected)[:2 * epochs]
+    check_chain(place, alone, tmp_path / "run", links)
 
 
 FLOAT = [pytest.param([("horovod", 3, 0, 2), ("dist_device_sync", 2, 1, 1), ("alone", 1, 0, 2)], id="short"),

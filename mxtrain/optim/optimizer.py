@@ -63,7 +63,7 @@ class Optimizer:
         self._optimizers = [create(config, [numbered[own.part.parameter] for own in of_context]) for of_context in held]
         self._states = [[optimizer.create_state_multi_precision(i, weight) for i, weight in enumerate(weights)]
                         for optimizer, weights in zip(self._optimizers, self._weights)]
-        self._count = len(_flat(create(config, []).create_state(0, mx.nd.zeros((1,)))))  # of arrays in a state
+        self._count = arrays_of_state(config)
 
     def begin(self) -> None:
         """All processes call it in front of the first update."""
@@ -125,6 +125,11 @@ def create(config: OptimConfig, parameters: Sequence[Parameter]) -> mx.optimizer
     optimizer.set_lr_mult({i: p.lr_mult for i, p in enumerate(parameters)})
     optimizer.set_wd_mult({i: p.wd_mult if config.decay_all or _decays(p) else 0.0 for i, p in enumerate(parameters)})
     return optimizer
+
+
+def arrays_of_state(config: OptimConfig) -> int:
+    """How many arrays an optimizer keeps for each weight."""
+    return len(_flat(create(config, []).create_state(0, mx.nd.zeros((1,)))))
 
 
 def without_effect(config: OptimConfig) -> List[str]:

@@ -12,7 +12,7 @@ from mxnet.gluon import Block
 
 from mxtrain.errors import UserError
 from mxtrain.parallel.program import compile_chain
-from mxtrain.parallel.statistics import moving_layers
+from mxtrain.parallel.statistics import statistics_kept
 
 
 def check(stages: int, segments: int, name: str) -> None:
@@ -95,14 +95,11 @@ def measure(segments: Sequence[Block], inputs: Sequence[mx.nd.NDArray], label: m
         chain = compile_chain([segment], head if last else None)
         weights = [p for p in chain.collect_params().values() if p.grad_req != "null"]
         data, kept = [p.data(ctx) for p in weights], [p.grad(ctx) for p in weights]
-        moving = [p.data(ctx) for layer in moving_layers(chain) for p in (layer.running_mean, layer.running_var)]
-        before = [array.copy() for array in moving]
         requests = [p.grad_req for p in weights]
         autograd.mark_variables(data, [mx.nd.zeros_like(gradient) for gradient in kept], requests)
-        seconds, output = _time(chain, [*x, label] if last else x, reached, reached or bool(weights))
+        with statistics_kept([chain], ctx):
+            seconds, output = _time(chain, [*x, label] if last else x, reached, reached or bool(weights))
         autograd.mark_variables(data, kept, requests)
-        for array, values in zip(moving, before):
-            values.copyto(array)
         costs.append(seconds)
         x, reached = [output], reached or bool(weights)
     return costs

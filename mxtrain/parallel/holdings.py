@@ -130,10 +130,12 @@ class Holdings:
                        and own.part.parameter not in self._copies]  # one weight has one gradient
             for own, values in zip(counted, sums_of_squares([own.gradient for own in counted])):
                 sums[stage, own.part] = values
-        if not self._spread:
-            return math.sqrt(math.fsum(value for values in sums.values() for value in values))
-        table = [sums.get(key, [0.0] * chunks(key[1].size)) for key in self._all_parts()]
-        return math.sqrt(math.fsum(self._communicator.total(np.array(sum(table, [])))))
+        if self._spread:
+            table = [sums.get(key, [0.0] * chunks(key[1].size)) for key in self._all_parts()]
+            found = self._communicator.total(np.array(sum(table, [])))
+        else:
+            found = sum(sums.values(), [])
+        return math.sqrt(math.fsum(found))
 
     def assemble(self, arrays: Sequence[Sequence[Arrays]], count: int) -> List[List[np.ndarray]]:
         """For each trained parameter `count` whole arrays of its shape, in rank 0. All processes call it.

@@ -25,11 +25,11 @@ from mxtrain.parallel.gradients import ExactGradients, FloatGradients
 from mxtrain.parallel.grid import Grid
 from mxtrain.parallel.holdings import Held, Holdings
 from mxtrain.parallel.passing import Passing, boundaries
-from mxtrain.parallel.program import Stage, block_starts, build, group_starts, is_compiled, moving_by, trained_by
+from mxtrain.parallel.program import Stage, build, group_starts, is_compiled, modes, moving_by, trained_by
 from mxtrain.parallel.schedule import SCHEDULES, Instruction
 from mxtrain.parallel.shards import assigned, bounds_in, send
 from mxtrain.parallel.stage import StageRunner, backward_by
-from mxtrain.parallel.statistics import ShardStatistics, moving_layers, unreached_by_backward
+from mxtrain.parallel.statistics import ShardStatistics, unreached_by_backward
 from mxtrain.parallel.trace import Row
 from mxtrain.parallel.words import in_words
 from mxtrain.parallel.zero import Scatter, ScatteredGradients, flat
@@ -75,15 +75,12 @@ class Layout:
                  groups: Optional[Sequence[int]] = None):
         grid = Grid(len(contexts), communicator.size, communicator.rank, len(stages))
         self._begin(grid, contexts, shards, exact, seed, preprocess, communicator, schedule)
-        self._segments = segments = plan.segments(net)
+        segments = plan.segments(net)
         if groups is None:
-            groups = block_starts(net) if recompute == "none" and zero > 1 else group_starts(net, segments, recompute)
-        one_pass = recompute == "none" and len({*stages, *groups}) == 1
-        # With a single shard MXNet's own running statistics are right as they are, where it is run.
-        own_statistics = not exact and shards == grid.replicas == 1 and one_pass
-        static = not exact and one_pass and zero < 2 and (own_statistics or not moving_layers(net))
-        program = build(net, head, evaluation_head, segments, stages, groups, recompute != "none" or zero == 3, static,
-                        by_groups=zero == 3)
+            groups = group_starts(net, segments, recompute, zero)
+        mode = modes(net, len({*stages, *groups}), recompute, zero, exact, shards, grid.replicas)
+        program = build(net, head, evaluation_head, segments, stages, groups, recompute != "none" or zero == 3,
+                        mode.static, by_groups=zero == 3)
         if len(program.segments) > 1:
             plan.check(net, program.segments, *sample)
         self._passing = Passing(grid, self.contexts, communicator, boundaries(program.segments, stages, sample))
@@ -102,13 +99,14 @@ class Layout:
         self._scatter = Scatter(self._holdings.owners, exact, self._numbers) if zero > 1 else None
         # Processes gather weights in one order, as if all replicas had as many shards.
         self._rounds = -(-shards // grid.replicas) if zero == 3 and self._peers.size > 1 else None
+        leaves_out = zero > 1 and any(map(plan.leaves_out, segments))
         self._runners: List[StageRunner] = []
         for c, ctx in enumerate(contexts):
             stage = grid.place(c)[1]
+            own, moving = program.stages[stage], layers[stage] if not mode.own_statistics else []
             self._runners.append(StageRunner(
-                program.stages[stage], ctx,
-                self._gradients(c, program.stages[stage], shards > grid.replicas or not one_pass),
-                ShardStatistics(layers[stage], ctx, exact, shards) if any(layers[stage]) and not own_statistics else None,
+                own, ctx, self._gradients(c, own, shards > grid.replicas or not mode.one_pass, leaves_out),
+                ShardStatistics(moving, ctx, exact, shards) if any(moving) else None,
                 self._backward[stage], self._holdings.untrained(stage) if grid.stages > 1 else [],
                 len(contexts) == 1, self._gathering(c)))
         self.held: List[List[Held]] = [self._held(c) for c in range(len(contexts))]
@@ -400,12 +398,13 @@ class Layout:
 
     # Setting up.
 
-    def _gradients(self, c: int, stage: Stage, several_passes: bool):
+    def _gradients(self, c: int, stage: Stage, several_passes: bool, leaves_out: bool):
+        """leaves_out: whether some pass may give no gradient to a parameter, even where all is compiled."""
         replica, number = self.grid.place(c)
         groups, ctx = self._holdings.numbered[number], self.contexts[c]
         own = [parameter for group in groups for parameter in group.values()]
         if self._scatter:
-            place = self._scatter, number, replica - self.grid.here.start, any(map(plan.leaves_out, self._segments))
+            place = self._scatter, number, replica - self.grid.here.start, leaves_out
             for parameter in own:
                 parameter.grad_req = "null"
             if self._holdings.kept:
@@ -425,24 +424,21 @@ class Layout:
 
     def _held(self, c: int) -> List[Held]:
         replica, stage = self.grid.place(c)
-        if self._holdings.kept:
-            here = replica - self.grid.here.start
-            total, places = self._scatter.sums[stage, here].total, self._scatter.parts(stage, here)
-            return [Held(part, self._holdings.kept[stage][here][part], total[places[part]])
-                    for part in self._holdings.parts_on(c)]
-        weights = {number: self.parameters[number].data(self.contexts[c]) for group in self._holdings.numbered[stage]
-                   for number in group}
-        parts = self._holdings.parts_on(c)
-        if self._scatter:
-            here = replica - self.grid.here.start
-            total, places = self._scatter.sums[stage, here].total, self._scatter.parts(stage, here)
-            return [Held(part, flat(weights[part.parameter], part), total[places[part]]) for part in parts]
-        gradients = dict(zip(weights, self._runners[c].gradients.arrays))
-        if self._holdings.owners:
-            self._holdings.make_plain()
-            return [Held(part, flat(weights[part.parameter], part), flat(gradients[part.parameter], part))
-                    for part in parts]
-        return [Held(part, weights[part.parameter], gradients[part.parameter]) for part in parts]
+        here, holdings, scatter = replica - self.grid.here.start, self._holdings, self._scatter
+        parts, numbers = holdings.parts_on(c), [number for group in holdings.numbered[stage] for number in group]
+        cut = flat if holdings.owners else lambda array, part: array
+        if scatter:
+            total, places = scatter.sums[stage, here].total, scatter.parts(stage, here)
+            gradients = [total[places[part]] for part in parts]
+        else:
+            whole = dict(zip(numbers, self._runners[c].gradients.arrays))
+            gradients = [cut(whole[part.parameter], part) for part in parts]
+        if holdings.kept:
+            weights = [holdings.kept[stage][here][part] for part in parts]
+        else:
+            holdings.make_plain()
+            weights = [cut(self.parameters[part.parameter].data(self.contexts[c]), part) for part in parts]
+        return list(map(Held, parts, weights, gradients))
 
     def _sums(self) -> List[Arrays]:
         by_stage: Dict[int, List[StageRunner]] = {}

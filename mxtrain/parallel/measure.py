@@ -10,9 +10,8 @@ from __future__ import annotations
 import gc
 import json
 import time
-from contextlib import contextmanager
 from functools import partial
-from typing import Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Dict, List, Sequence, Set, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -24,7 +23,7 @@ from mxtrain.models import plan
 from mxtrain.parallel.counting import counting, live, peak
 from mxtrain.parallel.memory import Cost, Costs, fewest_groups
 from mxtrain.parallel.program import compile_chain
-from mxtrain.parallel.statistics import moving_layers
+from mxtrain.parallel.statistics import statistics_kept
 from mxtrain.sizes import format_bytes, parse_bytes
 
 _ENOUGH = 250 * 10**6
@@ -47,7 +46,7 @@ def measure(segments: Sequence[Block], head: Block, inputs: Sequence[mx.nd.NDArr
     links, places = _chain(segments, head, row)
     blocks = [compile_chain([link], head if link is links[-1] else None) for link in links]
     chunks = _chunks(links, places, head, {*starts, *np.flatnonzero(draws)})
-    with counting(), _statistics_kept(links, ctx):
+    with counting(), statistics_kept(links, ctx):
         begun, found = live(ctx), {}
         _add(found, 1, blocks, chunks, row, begun)  # small first: a workspace stays as large as it ever was
         size = int(np.clip(_ENOUGH / max(1, found[1][0][:, 2].sum()), 1, rows))
@@ -229,17 +228,6 @@ def _at(found: Dict[int, np.ndarray], size: int, rows: int) -> np.ndarray:
     """What was found for `size` rows, on the line through what was found for fewer (or through 0), at `rows`."""
     less = max((some for some in found if some < size), default=0)
     return found[size] + (found[size] - found.get(less, 0)) / (size - less) * (rows - size)
-
-
-@contextmanager
-def _statistics_kept(segments: Sequence[Block], ctx: mx.Context) -> Iterator[None]:
-    """Sets running statistics back at the end."""
-    arrays = [p.data(ctx) for segment in segments for layer in moving_layers(segment)
-              for p in (layer.running_mean, layer.running_var)]
-    values = [array.copy() for array in arrays]
-    yield
-    for array, value in zip(arrays, values):
-        value.copyto(array)
 
 
 def _bytes(array: mx.nd.NDArray) -> int:

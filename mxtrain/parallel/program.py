@@ -131,25 +131,45 @@ def build(net: Block, head: Block, evaluation_head: Block, segments: Sequence[Bl
     return Program([stage(a, b) for a, b in zip(stages, [*stages[1:], end])], list(segments))
 
 
-def group_starts(net: Block, segments: Sequence[Block], recompute: str) -> List[int]:
-    """Index of the first segment of every group that --recompute asks for."""
+def group_starts(net: Block, segments: Sequence[Block], recompute: str, zero: int = 0) -> List[int]:
+    """Index of the first segment of every group that --recompute asks for; without it, of the blocks whose gradients, or
+    weights, --zero 2 and 3 deal with one by one."""
     if recompute == "none":
-        return [0]
+        return _block_starts(net) if zero > 1 else [0]
     if len(segments) == 1:
         raise UserError(f"--recompute {recompute}: {type(net).__name__} offers no segments; a HybridSequential, "
                         "gluoncv's ResNets and networks with a plan() do")
     if recompute == "blocks":
-        return block_starts(net)
+        return _block_starts(net)
     number = int(recompute)
     if number > len(segments):
         raise UserError(f"--recompute {number}: the network has {len(segments)} segments")
     return [i * len(segments) // number for i in range(number)]
 
 
-def block_starts(net: Block) -> List[int]:
+def _block_starts(net: Block) -> List[int]:
     """Index of the first segment of each of the network's own blocks."""
     lengths = [len(block) for block in plan.blocks(net)]
     return [sum(lengths[:i]) for i in range(len(lengths))]
+
+
+class Modes(NamedTuple):
+    """How the passes of a shard are run."""
+
+    one_pass: bool
+    """Whether all of the network is recorded in one go."""
+    own_statistics: bool
+    """Whether MXNet's own running statistics are right as they are: with a single shard, where it is run."""
+    static: bool
+    """Whether the graph's memory is kept between passes: see compile_chain."""
+
+
+def modes(net: Block, groups: int, recompute: str, zero: int, exact: bool, shards: int, replicas: int) -> Modes:
+    """groups: how many there are, in all stages. shards, replicas: how many, over all processes."""
+    one_pass = recompute == "none" and groups == 1
+    own_statistics = not exact and shards == replicas == 1 and one_pass
+    return Modes(one_pass, own_statistics,
+                 not exact and one_pass and zero < 2 and (own_statistics or not moving_layers(net)))
 
 
 def trained_by(program: Program) -> List[List[List[Parameter]]]:

@@ -14,7 +14,7 @@ from mxnet import autograd
 from mxnet.gluon import Block
 
 from mxtrain.parallel.program import compile_chain
-from mxtrain.parallel.statistics import moving_layers
+from mxtrain.parallel.statistics import statistics_kept
 
 
 def rounding_cuts(segments: Sequence[Block], starts: Sequence[int], inputs: Sequence[mx.nd.NDArray],
@@ -31,18 +31,13 @@ def rounding_cuts(segments: Sequence[Block], starts: Sequence[int], inputs: Sequ
     parameters += chains[-1].collect_params().values()
     trained = [p for p in dict.fromkeys(parameters) if p.grad_req != "null"]
     data, kept, requests = ([p.data() for p in trained], [p.grad() for p in trained], [p.grad_req for p in trained])
-    moving = [p.data() for chain in chains for layer in moving_layers(chain)
-              for p in (layer.running_mean, layer.running_var)]
-    before = [array.copy() for array in moving]
 
     def bits(own_starts: Sequence[int]) -> List[bytes]:
         gradients = [mx.nd.zeros_like(array) for array in data]
         autograd.mark_variables(data, gradients, "write")
-        loss = _pass(chains, own_starts, inputs, label)
-        found = [array.asnumpy().tobytes() for array in (loss, *gradients, *moving)]
-        for array, values in zip(moving, before):
-            values.copyto(array)
-        return found
+        with statistics_kept(chains, label.context) as moving:
+            loss = _pass(chains, own_starts, inputs, label)
+            return [array.asnumpy().tobytes() for array in (loss, *gradients, *moving)]
 
     try:
         expected = bits([0])

@@ -8,11 +8,12 @@ arrays are set to zero before its recorded pass and read after its backward, sin
 
 from __future__ import annotations
 
-from typing import List
+from contextlib import contextmanager
+from typing import Iterator, List, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Block, nn
+from mxnet.gluon import Block, Parameter, nn
 
 from mxtrain.parallel.exact import ExactSum, FloatSum
 
@@ -27,6 +28,23 @@ def moving_layers(block: Block) -> List[nn.BatchNorm]:
 
     block.apply(visit)
     return list(found.values())
+
+
+def running_parameters(block: Block) -> List[Parameter]:
+    """Those of `moving_layers`: mean and variance of each."""
+    return [parameter for layer in moving_layers(block) for parameter in (layer.running_mean, layer.running_var)]
+
+
+@contextmanager
+def statistics_kept(blocks: Sequence[Block], ctx: mx.Context) -> Iterator[List[mx.nd.NDArray]]:
+    """Gives the running statistics of some blocks on a context, and sets them back at the end."""
+    arrays = [parameter.data(ctx) for block in blocks for parameter in running_parameters(block)]
+    values = [array.copy() for array in arrays]
+    try:
+        yield arrays
+    finally:
+        for array, value in zip(arrays, values):
+            value.copyto(array)
 
 
 class RunningStatistics:

@@ -9,7 +9,7 @@ either; all get it for as long as its group runs (see parallel.gathering).
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Dict, List, NamedTuple, Optional, Sequence, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -97,19 +97,30 @@ class Owners:
     def _share_among_processes(self, number: int, weights) -> None:
         for column, ctx in enumerate(self.contexts):
             blocks = self.columns(number, column)
-            length = max(sum(part.size for part in block) for block in blocks)
-            if not length:
-                continue
             own = [flat(weights[column][part.parameter], part) for part in blocks[self.peers.rank]]
-            everything = self.peers.all_gather(padded(own, length, ctx),
-                                                tag=f"share.{self._stage}.{column}")
-            for rank, block in enumerate(blocks):
-                start = rank * length
-                for part in block:
-                    if rank != self.peers.rank:
-                        for replica in weights:
-                            everything[start:start + part.size].copyto(flat(replica[part.parameter], part))
-                    start += part.size
+            _, found = self._from_all(blocks, own, ctx, f"share.{self._stage}.{column}")
+            for part, values in found.items():
+                if part not in blocks[self.peers.rank]:
+                    for replica in weights:
+                        values.copyto(flat(replica[part.parameter], part))
+
+    def _from_all(self, blocks: List[List[Part]], own: Arrays, ctx: mx.Context,
+                  tag: str) -> Tuple[Optional[mx.nd.NDArray], Dict[Part, mx.nd.NDArray]]:
+        """(the array in which the parts of all processes come together, None where there are none; its views of each).
+
+        blocks: the parts that each process has. own: the values of this one's.
+        """
+        length = max(sum(part.size for part in block) for block in blocks)
+        if not length:
+            return None, {}
+        everything = self.peers.all_gather(padded(own, length, ctx), tag=tag)
+        found = {}
+        for rank, block in enumerate(blocks):
+            start = rank * length
+            for part in block:
+                found[part] = everything[start:start + part.size]
+                start += part.size
+        return everything, found
 
     def gather(self, number: int, here: int, kept: Sequence[Dict[Part, mx.nd.NDArray]],
                weights: Dict[int, mx.nd.NDArray]) -> Optional[mx.nd.NDArray]:
@@ -127,17 +138,11 @@ class Owners:
         ctx = self.contexts[here]
         blocks = [[part for part in self.groups[number] if part.owner // len(self.contexts) == rank]
                   for rank in range(self.peers.size)]
-        length = max(sum(part.size for part in block) for block in blocks)
-        if not length:
-            return None
         own = [kept[part.owner - self._first][part].as_in_context(ctx) for part in blocks[self.peers.rank]]
-        everything = self.peers.all_gather(padded(own, length, ctx), tag=f"weights.{self._stage}.{here}")
-        for rank, block in enumerate(blocks):
-            start = rank * length
-            for part in block:
-                if part.parameter in weights:
-                    everything[start:start + part.size].copyto(flat(weights[part.parameter], part))
-                start += part.size
+        everything, found = self._from_all(blocks, own, ctx, f"weights.{self._stage}.{here}")
+        for part, values in found.items():
+            if part.parameter in weights:
+                values.copyto(flat(weights[part.parameter], part))
         return everything
 
     def columns(self, number: int, column: int) -> List[List[Part]]:

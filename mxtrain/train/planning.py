@@ -19,16 +19,16 @@ from mxtrain.devices import parse_gpus, visible_gpus
 from mxtrain.errors import UserError
 from mxtrain.models import plan as network_plan
 from mxtrain.models import weights
-from mxtrain.optim.optimizer import create
+from mxtrain.optim.optimizer import arrays_of_state
 from mxtrain.parallel import cut
 from mxtrain.parallel.grid import Grid, grid
 from mxtrain.parallel.measure import measure, starts_within
 from mxtrain.parallel.memory import Cost, activations, group_peak
-from mxtrain.parallel.program import block_starts, group_starts
+from mxtrain.parallel.program import group_starts, modes
 from mxtrain.parallel.schedule import SCHEDULES, bubble, most_in_flight
 from mxtrain.parallel.settings import number_of_shards
 from mxtrain.parallel.shards import assigned
-from mxtrain.parallel.statistics import moving_layers
+from mxtrain.parallel.statistics import running_parameters
 from mxtrain.parallel.zero import deal
 from mxtrain.sizes import format_bytes, parse_bytes
 from mxtrain.tasks.heads import heads_for
@@ -235,23 +235,17 @@ def make(settings: SimpleNamespace, task, on: Machine) -> Dict[str, Any]:
     sample = (segments, head, inputs, label, rows)
 
     budget = parse_bytes(parallel.recompute) is not None
-    if budget:
-        groups = [0]
-    elif parallel.recompute == "none" and parallel.zero > 1:
-        groups = block_starts(net)
-    else:
-        groups = group_starts(net, segments, parallel.recompute)
+    groups = [0] if budget else group_starts(net, segments, parallel.recompute, parallel.zero)
     recompute = parallel.recompute != "none" or parallel.zero == 3
-    one_pass = parallel.recompute == "none" and len(groups) == 1 and parallel.pp == 1
-    static = not parallel.exact and one_pass and parallel.zero < 2 and (
-        shards == devices.replicas == 1 or not moving_layers(net))
+    static = modes(net, max(len(groups), parallel.pp), parallel.recompute, parallel.zero, parallel.exact, shards,
+                   devices.replicas).static
     costs = measure(*sample, starts=groups, static=static)
     stages = _stages(parallel, type(net).__name__, costs.seconds)
     if budget:
         groups = starts_within(parallel.recompute, *sample, stages)
     layout = Layout(stages, sorted({*groups, *stages}), recompute, static, parallel.zero,
                     settings.optim.optimizer == "lamb", parallel.exact, parallel.pp_schedule, settings.train.batch_size,
-                    shards, _states(settings.optim))
+                    shards, arrays_of_state(settings.optim))
     found = plan([_segment(cost, block) for cost, block in zip(costs.segments, costs.like)], costs.workspace,
                  (sum(map(_row_bytes, inputs)), _row_bytes(label)), devices, layout)
     own = [dict(found[d % parallel.pp], device=d, stage=d % parallel.pp, replica=d // parallel.pp,
@@ -276,18 +270,11 @@ def _stages(parallel, name: str, seconds: Sequence[float]) -> List[int]:
     return cut.balanced(seconds, parallel.pp, name) if parallel.pp > 1 else [0]
 
 
-def _states(config) -> int:
-    """Arrays of the optimizer for each weight."""
-    state = create(config, []).create_state(0, mx.nd.zeros((1,)))
-    return len(state) if isinstance(state, (list, tuple)) else int(state is not None)
-
-
 def _segment(cost: Cost, block) -> Segment:
     parameters = list(block.collect_params().values())
     sizes = {id(p): int(np.prod(p.shape)) for p in parameters}
-    moving = [p for layer in moving_layers(block) for p in (layer.running_mean, layer.running_var)]
     return Segment(cost, sum(sizes.values()), [sizes[id(p)] for p in parameters if p.grad_req != "null"],
-                   sum(sizes[id(p)] for p in moving))
+                   sum(sizes[id(p)] for p in running_parameters(block)))
 
 
 def lines(result: Dict[str, Any]) -> List[str]:

@@ -29,7 +29,7 @@ from mxtrain.parallel.measure import starts_within
 from mxtrain.parallel.rounding import rounding_cuts
 from mxtrain.parallel.settings import ParallelConfig, idle_flags, number_of_shards
 from mxtrain.parallel.shards import assigned, part_of
-from mxtrain.parallel.statistics import moving_layers
+from mxtrain.parallel.statistics import moving_layers, running_parameters
 from mxtrain.parallel.tensor_layout import TensorLayout
 from mxtrain.seeds import mix
 from mxtrain.sizes import parse_bytes
@@ -57,7 +57,8 @@ def set_up(net: Block, loss: Block, settings: SimpleNamespace, contexts: List[mx
                                                    prepare, check_output))
     stages = _stages(made, settings.parallel, contexts, communicator)
     groups = _groups(made, stages, settings, communicator)
-    communicator.meet(grid_for(settings.parallel, len(contexts), communicator).groups(_tied_stages(net, stages)))
+    of_all = grid_for(settings.parallel, len(contexts), communicator)
+    communicator.meet(of_all.groups(_tied_stages(made, stages) if of_all.span > 1 else []))
     return communicator.together(lambda: _assembled(made, stages, groups, settings, contexts, communicator, train_data,
                                                     val_data, preprocess, fingerprint, scores, values))
 
@@ -71,6 +72,11 @@ class _Prepared(NamedTuple):
     label: mx.nd.NDArray
     head: Block
     evaluation_head: Block
+
+    @property
+    def segments(self) -> List[Block]:
+        """The network's finest plan."""
+        return plan.segments(self.net)
 
 
 def _prepared(net, loss, settings, contexts, sample, preprocess, evaluation_loss, prepare, check_output) -> _Prepared:
@@ -100,9 +106,9 @@ def _prepared(net, loss, settings, contexts, sample, preprocess, evaluation_loss
 def _stages(made: _Prepared, parallel: ParallelConfig, contexts: List[mx.Context],
             communicator: Communicator) -> List[int]:
     """The first segment of each stage of a pipeline; rank 0 measures for all."""
-    name, segments = type(made.net).__name__, plan.segments(made.net)
     if parallel.pp == 1:
         return [0]
+    name, segments = type(made.net).__name__, made.segments
 
     def choose() -> Optional[List[int]]:
         cut.check(parallel.pp, len(segments), name)
@@ -128,11 +134,11 @@ def _stages(made: _Prepared, parallel: ParallelConfig, contexts: List[mx.Context
     return communicator.share(communicator.together(choose))
 
 
-def _tied_stages(net: Block, stages: List[int]) -> List[Tuple[int, int]]:
+def _tied_stages(made: _Prepared, stages: List[int]) -> List[Tuple[int, int]]:
     """The stages of the two places of every tied weight."""
-    of = {id(p): bisect.bisect(stages, number) - 1 for number, segment in enumerate(plan.segments(net))
+    of = {id(p): bisect.bisect(stages, number) - 1 for number, segment in enumerate(made.segments)
           for p in segment.collect_params().values()}
-    return [(of[id(one)], of[id(other)]) for one, other in plan.tied(net)]
+    return [(of[id(one)], of[id(other)]) for one, other in plan.tied(made.net)]
 
 
 def _groups(made: _Prepared, stages: List[int], settings: SimpleNamespace,
@@ -143,7 +149,7 @@ def _groups(made: _Prepared, stages: List[int], settings: SimpleNamespace,
         return None
     rows = -(-settings.train.batch_size // parallel.shards)
     starts = communicator.share(communicator.together(lambda: None if communicator.rank else starts_within(
-        parallel.recompute, plan.segments(made.net), made.head, made.sample, made.label, rows, stages)))
+        parallel.recompute, made.segments, made.head, made.sample, made.label, rows, stages)))
     _log.info("--recompute %s: %d groups of segments", parallel.recompute, len(starts))
     return starts
 
@@ -207,8 +213,7 @@ def _optimizer(net: Block, settings: SimpleNamespace, parameters: dict, layout: 
     from mxtrain.parallel.asynchronous import OnServers
 
     communicator.ahead = 4 if settings.parallel.staleness is None else settings.parallel.staleness
-    statistics = [parameter for layer in moving_layers(net) for parameter in (layer.running_mean, layer.running_var)]
-    return OnServers(settings.optim, parameters, statistics, layout.contexts,
+    return OnServers(settings.optim, parameters, running_parameters(net), layout.contexts,
                      [held.gradient for held in layout.held[0]], communicator)
 
 

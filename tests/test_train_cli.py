@@ -687,3 +687,29 @@ def test_json_is_the_last_line_of_a_run_that_was_stopped(train, tmp_path, monkey
     assert code == 143
     assert json.loads(stdout.splitlines()[-1]) == {
         "run": str(tmp_path / "run"), "finished": None, "epochs": 0, "updates": 1, "signal": 15}
+
+
+def test_a_plan_is_told_and_nothing_is_written(train, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, stdout, stderr = train("--model", "mlp", "--plan", "--cpus", 2, "--pp", 2, "--device-memory", "200kB")
+    assert code == 0 and "1 replica of 2 stages" in stdout and "devices too small" in stdout
+    code, stdout, _ = train("--model", "mlp", "--plan", "--gpus", "0,1,2,3", "--processes", 2, "--zero", 2, "--json")
+    plan = json.loads(stdout)
+    assert code == 0 and (plan["replicas"], [one["context"] for one in plan["devices"]]) == (4, ["gpu(0)", "gpu(1)"] * 2)
+    assert list(tmp_path.iterdir()) == []
+    code, _, stderr = train("--model", "mlp", "--plan", "--zero", 1)
+    assert code == 0 and "--zero 1: has no effect with one replica" in stderr
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--plan", "--cpus", 2, "--compression", "fp16", "--zero", 1], "--compression fp16: is for gradients that all"),
+    (["--plan", "--audit", 3], "--audit 3: has no effect with one process and one context"),
+    (["--plan", "--pp", 2], "--pp 2: 2 stages need a multiple of 2 contexts"),
+    (["--plan", "--processes", 0], "--processes 0: must be 1 or more"),
+    (["--plan", "--device-memory", "16"], "--device-memory 16: must be an amount such as 16GB or 80GiB"),
+    (["--processes", 2], "--processes 2: is for --plan"),
+    (["--device-memory", "16GB"], "--device-memory 16GB: is for --plan"),
+    (["--plan", "--check-data"], "--plan and --check-data: give one of them")])
+def test_what_cannot_be_is_not_planned(train, flags, words):
+    code, _, stderr = train("--model", "mlp", *flags)
+    assert code == 2 and words in one_line(stderr)

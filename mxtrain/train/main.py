@@ -10,7 +10,7 @@ from mxtrain import cli, compat, config
 from mxtrain.devices import contexts
 from mxtrain.errors import LostPeer, UserError
 from mxtrain.parallel import world
-from mxtrain.parallel.settings import refuse_without_effect
+from mxtrain.parallel.settings import idle_flags, refuse_without_effect
 from mxtrain.tasks import kind
 from mxtrain.train import folder, session
 
@@ -109,6 +109,10 @@ def _plan(settings, resumed: bool, arguments) -> int:
     from mxtrain.train import planning  # which imports mxnet
 
     on = planning.machine(settings, arguments.processes, arguments.device_memory)
+    around = world.World("horovod" if on.processes > 1 else settings.parallel.kvstore or "device", on.processes)
+    refuse_without_effect(settings.parallel, around, on.contexts)
+    for line in idle_flags(settings.parallel, on.contexts, on.processes):
+        _log.warning("%s", line)
     task = kind.open_task(settings, resumed)
     try:
         return planning.report(settings, task, on, arguments.json)
